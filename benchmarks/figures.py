@@ -86,7 +86,7 @@ def machines(*names: str) -> list[str]:
 
 def _table(records: Sequence[Record]) -> str:
     """Milliseconds and the figures of whole models as a Markdown table; lower ratios are better."""
-    names = (*models_table.PEERS, DENSE, SPARSE)
+    names = (*models_table.PEERS, *models_table.OURS)
     head = ["model", "batch", "threads", *(f"{name}, ms" for name in names), *models_table.FIGURES]
     lines = [head, ["---"] * len(head)]
     for record in records:

@@ -7,18 +7,23 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from cases.models import DENSE, OPENVINO, PEERS, SPARSE
+from cases.models import DENSE, DENSE_STATIC, OPENVINO, PEERS, SPARSE, SPARSE_STATIC
 from cases.records import machine_line
 from twofour.measure import Record
 
-COLUMNS = ("model", "dtype", "batch", "threads", *PEERS, DENSE, SPARSE, "per second", "spread", "A/A")
-FIGURES = ("dense / best peer", "dense / OpenVINO", "2:4 / dense", "2:4 / best peer", "2:4 / OpenVINO")
+OURS = (DENSE, DENSE_STATIC, SPARSE, SPARSE_STATIC)
+COLUMNS = ("model", "dtype", "batch", "threads", *PEERS, *OURS, "per second", "spread", "A/A")
+FIGURES = (
+    *("dense / best peer", "dense / OpenVINO", "2:4 / dense", "2:4 / best peer", "2:4 / OpenVINO"),
+    *("static dense / OpenVINO", "static 2:4 / OpenVINO"),
+)
 
 
 def figures(record: Record) -> dict[str, float | None]:
     """Return the ratios of times by name, None where a side is missing; lower is better."""
     best = record.fastest(record.baseline) if record.baseline else ""
     sides = {"best peer": best, "OpenVINO": OPENVINO, "dense": DENSE, "2:4": SPARSE}
+    sides |= {"static dense": DENSE_STATIC, "static 2:4": SPARSE_STATIC}
     found: dict[str, float | None] = {}
     for name in FIGURES:
         over, under = (sides[word] for word in name.split(" / "))
@@ -34,7 +39,7 @@ def show_models(records: Sequence[Record], console: Console) -> None:
     for index, name in enumerate(COLUMNS):
         table.add_column(name, justify="right" if index > 1 else "left")
     for record in records:
-        table.add_row(*_case(record), *(_ms(record, name) for name in (*PEERS, DENSE, SPARSE)), *_quality(record))
+        table.add_row(*_case(record), *(_ms(record, name) for name in (*PEERS, *OURS)), *_quality(record))
     console.print(table)
     console.print("\ntimes of the first over the second; below 1 the first is faster", style="bold")
     table = Table(box=None, pad_edge=False)

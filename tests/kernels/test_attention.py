@@ -8,6 +8,7 @@ import torch
 from tests.conftest import threads
 from twofour.errors import KernelError
 from twofour.kernels.attention import attention, attention_of_columns, attention_of_windows, reference
+from twofour.kernels.quantization import Quantization, quantize_input
 
 SETTINGS = hypothesis.settings(
     max_examples=25, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
@@ -96,6 +97,30 @@ def test_columns_of_products(isa: str, dtype: torch.dtype, apart: bool) -> None:
     assert torch.equal(attention_of_columns(d, e, f, begins, sizes, width, mask, 0.2, True), want)
     with pytest.raises(KernelError, match="the operands of attention do not fit"):
         attention_of_columns(a.double(), b.double(), c.double(), begins, sizes, width)
+
+
+@pytest.mark.parametrize("queries", [1, 3, 29])
+@pytest.mark.parametrize("width", [5, 32, 64, 70])
+def test_bytes_are_those_that_a_product_would_make(isa: str, queries: int, width: int) -> None:
+    q, k, v = operands(2, 2, 2, queries, 31, width, width)
+    found = Quantization.of_range(-0.4, 0.7)
+    assert found.x_scale is not None
+    want = quantize_input(attention(q, k, v), found)[0]
+    got = attention(q, k, v, bytes_scale=found.x_scale, bytes_zero=found.x_zero)
+    assert torch.equal(got, want) and got.transpose(1, 2).is_contiguous()
+    low = [t.bfloat16() for t in (q, k, v)]
+    got = attention(*low, bytes_scale=found.x_scale, bytes_zero=found.x_zero)
+    off = got.int() - quantize_input(attention(*low), found)[0].int()  # it is not rounded to bfloat16 before
+    assert got.dtype is torch.uint8 and off.abs().max() <= 1
+    columns = [t.transpose(1, 2).flatten(2) for t in (q, k, v)]
+    sizes = tuple(t.shape[-1] for t in columns)
+    given = (0, 0, 0), sizes, width, None, None, False, 0.0, found.x_scale, found.x_zero
+    assert torch.equal(attention_of_columns(*columns, *given), want.transpose(1, 2).flatten(2))
+    hidden = torch.zeros(1, 1, queries, 31, dtype=torch.bool)
+    got = attention(q, k, v, hidden, unseen=torch.nan, bytes_scale=found.x_scale, bytes_zero=found.x_zero)
+    assert not got.any(), "a NaN is 0"
+    with pytest.raises(KernelError, match="a zero point from 0 to 255"):
+        attention(q, k, v, bytes_scale=1.0, bytes_zero=-1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

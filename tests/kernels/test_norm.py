@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from twofour.errors import KernelError
-from twofour.kernels.norm import norm, norm_in_place, reference
+from twofour.kernels.norm import norm, norm_in_place, norm_to_bytes, reference
+from twofour.kernels.quantization import Quantization, quantize_input
 
 SETTINGS = hypothesis.settings(
     max_examples=25, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
@@ -72,6 +73,34 @@ def test_in_place(isa: str) -> None:
     low = torch.randn(5, 37).bfloat16()
     want = norm(low, None, None, 1e-5)
     assert torch.equal(norm_in_place(low, None, None, 1e-5), want) and torch.equal(low, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [1, 37, 384])
+def test_bytes_are_those_that_a_product_would_make(isa: str, dtype: torch.dtype, width: int) -> None:
+    x, weight, bias = torch.randn(2, 5, width).to(dtype) + 3, torch.randn(width), torch.randn(width)
+    for low, high in ((-1.5, 2.5), (0.0, 1e-3), (-4.0, 0.0)):  # numbers outside of a range take its ends
+        found = Quantization.of_range(low, high)
+        assert found.x_scale is not None
+        want = quantize_input(norm(x, weight, bias, 1e-5, dtype=torch.float32), found)[0]
+        given = weight, bias, 1e-5, True, found.x_scale, found.x_zero
+        y, whole = norm_to_bytes(x, *given)
+        assert torch.equal(whole, want) and torch.equal(y, norm(x, weight, bias, 1e-5))
+        assert torch.equal(norm_to_bytes(x, *given, keep=False), want)
+        there = x.clone()
+        y, whole = norm_to_bytes(there, *given, in_place=True)
+        assert y.data_ptr() == there.data_ptr() and torch.equal(y, norm(x, weight, bias, 1e-5))
+        assert torch.equal(whole, want)
+
+
+def test_bytes_of_special_numbers(isa: str) -> None:
+    x = torch.tensor([[1.0, 2.0, torch.nan], [torch.inf, 1.0, 2.0], [1.0, -1.0, 3.0]])
+    y, whole = norm_to_bytes(x, None, None, 1e-5, True, 0.01, 128)
+    assert not whole[:2].any() and y[:2].isnan().all() and whole[2].any()
+    with pytest.raises(KernelError, match="a zero point from 0 to 255"):
+        norm_to_bytes(x, None, None, 1e-5, True, 0.01, 256)
+    with pytest.raises(KernelError, match="an operand of a normalisation does not fit"):
+        norm_to_bytes(x.double(), None, None, 1e-5, True, 0.01, 128)
 
 
 def test_registered_operator() -> None:

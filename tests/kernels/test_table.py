@@ -324,7 +324,7 @@ def attention(row: NativeRow, count: int) -> None:
         wide = None if mask is None else mask.expand(batch, heads, queries, keys)
         scale, causal = width**-0.5, kind == "causal"
         out = Guarded((batch, heads, queries, value_width), q.dtype)
-        EXT.attention(row.index, q, k, v, out.view, wide, None, None, scale, causal, 0.0, count)
+        EXT.attention(row.index, q, k, v, out.view, wide, None, None, scale, causal, 0.0, 0.0, 0, count)
         exact = None if mask is None else mask.double() if kind == "add" else mask
         want = attention_reference(q.double(), k.double(), v.double(), exact, causal=causal)
         size = attention_reference(q.double(), k.double(), v.double().abs(), exact, causal=causal)

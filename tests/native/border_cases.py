@@ -259,10 +259,14 @@ def models(scale: int) -> Iterator[Call]:
     for row in native.rows("attention"):
         q, k, v, out, more = (torch.randn(2 * scale, 2, n, 8, dtype=getattr(torch, row.dtype)) for n in (3, 4, 4, 3, 2))
         mask = torch.randn(2 * scale, 2, 3, 6)
-        yield row.isa, EXT.attention, [row.index, q, k, v, out, mask, more, more.clone(), 1.0, False, 0.0, 1]
+        behind = more, more.clone(), 1.0, False, 0.0
+        yield row.isa, EXT.attention, [row.index, q, k, v, out, mask, *behind, 0.0, 0, 1]
+        yield row.isa, EXT.attention, [row.index, q, k, v, out.to(torch.uint8), mask, *behind, 0.1, 128, 1]
         q, k, v, out = (torch.randn(2 * scale, n, 16, dtype=q.dtype) for n in (3, 4, 4, 3))
         columns = (0, 0, 0), (16, 16, 16), 8
-        yield row.isa, EXT.attention_of_columns, [row.index, q, k, v, out, mask[..., :4], *columns, 1.0, False, 0.0, 1]
+        columns = mask[..., :4], *columns, 1.0, False, 0.0
+        yield row.isa, EXT.attention_of_columns, [row.index, q, k, v, out, *columns, 0.0, 0, 1]
+        yield row.isa, EXT.attention_of_columns, [row.index, q, k, v, out.to(torch.uint8), *columns, 0.1, 128, 1]
         q, k, v, out = (torch.randn(scale, 6, 16, dtype=q.dtype) for _ in range(4))
         order = torch.tensor([[0, 5], [2, 1], [4, 3]])
         yield (
@@ -272,7 +276,9 @@ def models(scale: int) -> Iterator[Call]:
         )
     for row in native.rows("norm"):
         x = torch.randn(4 * scale, 32, dtype=getattr(torch, row.dtype))
-        yield row.isa, EXT.norm, [row.index, x, torch.randn(32), torch.randn(32), x.clone(), 1e-5, True, 1]
+        given = row.index, x, torch.randn(32), torch.randn(32)
+        yield row.isa, EXT.norm, [*given, x.clone(), 1e-5, True, 1]
+        yield row.isa, EXT.norm_to_bytes, [*given, x.clone(), x.to(torch.uint8), 1e-5, True, 0.1, 128, 1]
     expression = Expression()
     value = expression.apply("mul", expression.load(), expression.load())
     expression.store(value)

@@ -104,9 +104,9 @@ def test_an_answer_without_a_place_for_each_number_is_refused() -> None:
     for axis in range(3):
         out = torch.empty(q.shape).narrow(axis, 0, 1).expand_as(q)
         with pytest.raises(KernelError, match="a place of their own in memory"):
-            EXT.attention(index, q, q, q, out, None, None, None, 1.0, False, 0.0, 1)
+            EXT.attention(index, q, q, q, out, None, None, None, 1.0, False, 0.0, 0.0, 0, 1)
         held = torch.full((*q.shape, 2), float("nan"))[..., 0].movedim(axis, 0).contiguous().movedim(0, axis)
-        EXT.attention(index, q, q, q, held, None, None, None, 1.0, False, 0.0, 1)
+        EXT.attention(index, q, q, q, held, None, None, None, 1.0, False, 0.0, 0.0, 0, 1)
         assert held.isfinite().all()
 
 

@@ -34,6 +34,8 @@ class Case:
         """Name the case for the cache."""
         problem, epilogue = self.problem, self.problem.epilogue
         ranged = "" if problem.quantization.dynamic else "/static"
+        answers = problem.quantization.y_dtype
+        ranged += "" if answers is None else f"-{answers}".replace("torch.", "")
         pattern = f"/{weight.header.pattern}" if isinstance(weight, Packed) else ""
         grouped = weight if isinstance(weight, BitWeight) else weight.header if isinstance(weight, Packed) else None
         group = f"/g{grouped.group}" if grouped is not None and grouped.group else ""
@@ -46,7 +48,20 @@ class Case:
         """Return random input, and the epilogue's second operand where it has one."""
         generator = torch.Generator().manual_seed(0)
         features = (self.columns,) if self.problem.epilogue.combine == "none" else (self.columns, self.problem.rows)
-        drawn = (
+        x, *others = (
             torch.randn(self.tokens, size, generator=generator, dtype=torch.float32, device="cpu") for size in features
         )
-        return tuple(x.to(device, self.activations) for x in drawn)
+        if self.activations is torch.uint8:
+            return tuple(t.to(device) for t in (as_bytes(x), *(other.to(self._second) for other in others)))
+        return tuple(t.to(device, self.activations) for t in (x, *others))
+
+    @property
+    def _second(self) -> torch.dtype:
+        """What a product of bytes combines with: the answer's dtype, float32 where that is whole."""
+        answer = self.problem.quantization.y_dtype
+        return answer if answer is not None and answer.is_floating_point else torch.float32
+
+
+def as_bytes(x: Tensor) -> Tensor:
+    """Return numbers of about -4 ... 4 as uint8 around 128: an input of whole numbers to time a product on."""
+    return (x * 32 + 128).round().clamp(0, 255).to(torch.uint8)

@@ -370,7 +370,9 @@ def _layer(kernel: Kernel, weight: Prepared, case: Case) -> nn.Module:
     columns, problem, bias = case.columns, case.problem, case.bias
     if kernel is not PLAIN or not problem.epilogue.plain:
         prepared = PreparedWeights([weight])
-        return CompiledLinear("measured", columns, problem, DispatchTable((), (kernel.name,)), prepared, bias)
+        layer = CompiledLinear("measured", columns, problem, DispatchTable((), (kernel.name,)), prepared, bias)
+        layer.read_bytes()
+        return layer
     plain = nn.Linear(columns, problem.rows, bias=bias is not None, device="meta")
     plain.weight = nn.Parameter(weight.tensor, requires_grad=False)
     if bias is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, count
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from twofour.capture import Graph
+from twofour.compiler.case import as_bytes
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.compiler.plan import LayerPlan, described
 from twofour.compiler.reasons import TIE, explain, explain_join
@@ -21,20 +22,61 @@ from twofour.graph import Product, Source
 from twofour.graph.base import insert, place, product, value
 from twofour.kernels.nm_matmul import DYNAMIC
 from twofour.kernels.problem import Problem
+from twofour.kernels.quantization import Quantization
 from twofour.measure.chooser import race
 from twofour.packing import Header, Packed, dense_of, shape_of
 
 logger = logging.getLogger("twofour.compiler")
 
+HANDED = "handed"
+"""In a marked product's `meta`: the range of the whole numbers that it answers in, where its readers take those."""
+
 
 class ProductLayer(CompiledLinear):
-    """A compiled Linear inside a graph: named in the account by its epilogue."""
+    """A compiled Linear inside a graph: named in the account by its epilogue; of a static range it reads bytes too."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.read_bytes()
 
     @property
     def label(self) -> str:
         """Return "linear" with the epilogue, such as "linear+gelu"."""
         parts = [self.problem.epilogue.activation, self.problem.epilogue.combine]
         return "+".join(["linear", *(part for part in parts if part != "none")])
+
+
+@dataclass(frozen=True)
+class Types:
+    """What a product reads and answers inside a graph.
+
+    Attributes:
+        read: dtype of its input.
+        answer: Its answer's dtype where the input is whole; the range of bytes, where it hands on those; else None.
+    """
+
+    read: torch.dtype
+    answer: torch.dtype | Quantization | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether whole numbers go in or out."""
+        return self.answer is not None
+
+    def quantization(self, ranged: Quantization) -> Quantization:
+        """Return a layer's quantization with the answer that the graph wants."""
+        if isinstance(self.answer, Quantization):
+            scale = self.answer.x_scale
+            assert scale is not None
+            return replace(ranged, y_dtype=torch.uint8, y_scale=scale, y_zero=self.answer.x_zero)
+        return ranged if self.answer is None else replace(ranged, y_dtype=self.answer)
+
+
+def answer_of(node: fx.Node) -> torch.dtype | Quantization | None:
+    """Return `Types.answer` of a marked product."""
+    if (handed := node.meta.get(HANDED)) is not None:
+        return handed
+    return value(node).dtype if value(node.args[0]).dtype is torch.uint8 else None
 
 
 def place_products(
@@ -65,7 +107,8 @@ def place_products(
         if not waiting:
             break
         node = waiting.pop(0)
-        layer = placer.layer(node.meta["product"], sizes.tokens(node), value(node.args[0]).dtype)
+        types = Types(value(node.args[0]).dtype, answer_of(node))
+        layer = placer.layer(node.meta["product"], sizes.tokens(node), types)
         if layer is None:
             waiting, apart = _separate(node) + waiting, apart + 1
             continue
@@ -109,7 +152,7 @@ class _Placer:
         self.footprint = sum(4 * layer.in_features * layer.out_features for layer in layers.values())
         self.plans: list[LayerPlan] = []
 
-    def layer(self, product: Product, tokens: int, activations: torch.dtype) -> ProductLayer | None:
+    def layer(self, product: Product, tokens: int, types: Types) -> ProductLayer | None:
         """Return the layer for one product, or None where its parts are faster apart.
 
         A product that is one compiled layer has that layer's weights and table, where that was measured on its input.
@@ -117,9 +160,10 @@ class _Placer:
         first = self.layers.get(product.sources[0].layer) if len(product.sources) == 1 else None
         # One layer's product: its kernels were chosen on float32 inputs. In a graph with bfloat16 activations they are
         # measured again, unless no second copy of the weight may be made.
-        if first is not None and (not self.lowered or self.terms.memory == "small"):
-            problem = replace(first.problem, epilogue=product.epilogue)
-            return ProductLayer(first.name, first.in_features, problem, first.dispatch, first.prepared, first.bias)
+        if first is not None and (not (self.lowered or types.whole) or self.terms.memory == "small"):
+            ranged = types.quantization(first.problem.quantization)
+            problem = replace(first.problem, epilogue=product.epilogue, quantization=ranged)
+            return _inside(first, problem)
         if len({self.layers[source.layer].problem.quantization for source in product.sources if source.layer}) > 1:
             return None  # they take different ranges of the input
         # Joined sources become one weight, their rows one below the other, with the bias and the reason of the first
@@ -128,7 +172,7 @@ class _Placer:
         weights, reasons = [weight for weight, _ in found], [reason for _, reason in found]
         biases = [self.bias(source) for source in product.sources]
         bias, because = _joined_bias(biases, product), next(filter(None, reasons), "")
-        return self.measured(product, joined(weights), because, bias, tokens, activations)
+        return self.measured(product, joined(weights), because, bias, tokens, types)
 
     def weight(self, source: Source) -> tuple[Packed | Tensor, str]:
         """Return the rows of one source, packed where they are 2:4, and why they are not, "" where they are."""
@@ -151,7 +195,7 @@ class _Placer:
         because: str,
         bias: Tensor | None,
         tokens: int,
-        activations: torch.dtype,
+        types: Types,
     ) -> ProductLayer | None:
         """Choose kernels for a weight that no compiled layer has; None where its parts are faster apart."""
         names = [source.layer or source.weight.removesuffix(".weight") for source in product.sources]
@@ -160,18 +204,18 @@ class _Placer:
         terms = self.terms
         parts = [self.layers[source.layer] for source in product.sources if source.layer in self.layers]
         ranged = parts[0].problem.quantization if parts else DYNAMIC  # joined layers have one input, so one range
-        problem = Problem(rows, product.epilogue, ranged)
+        problem = Problem(rows, product.epilogue, types.quantization(ranged))
         # A dense weight that the layers leave to torch keeps its own numbers: rounding it would be a surprise.
         rounded = parts or isinstance(weight, Packed)
-        dtype = terms.computing.dtype if rounded else str(activations).removeprefix("torch.")
-        options = {"dtype": dtype, "activations": activations}
+        dtype = terms.computing.dtype if rounded else str(types.read).removeprefix("torch.")
+        options = {"dtype": dtype, "activations": types.read}
         choice = terms.choose(name, weight, bias, tokens, self.footprint, problem, **options)
         prepared = PreparedWeights(choice.layouts.values())
         remark = choice.dispatch.at(tokens)[0].remark(columns)
         reason = explain(choice, tokens, because, terms.memory, "in the graph", remark)
         layer = ProductLayer(name, columns, problem, choice.dispatch, prepared, bias)
         if len(parts) > 1:
-            together, apart, origin = self.together_and_apart(layer, parts, tokens, activations)
+            together, apart, origin = self.together_and_apart(layer, parts, tokens, types)
             joined = explain_join(together, apart) + (f" ({origin})" if origin else "")
             reason = "; ".join(filter(None, (joined, remark)))
             if together > TIE * apart:
@@ -183,7 +227,7 @@ class _Placer:
         return layer
 
     def together_and_apart(
-        self, layer: CompiledLinear, parts: Sequence[CompiledLinear], tokens: int, activations: torch.dtype
+        self, layer: CompiledLinear, parts: Sequence[CompiledLinear], tokens: int, types: Types
     ) -> tuple[float, float, str]:
         """Return the seconds of a joined product and of its parts, and whose times they are, "" for this machine's.
 
@@ -191,10 +235,11 @@ class _Placer:
         """
         tables = " ".join(one.dispatch_text for one in (layer, *parts))
         digest = hashlib.sha256(tables.encode()).hexdigest()[:16]
-        held = str(activations).removeprefix("torch.")
+        held = str(types.read).removeprefix("torch.")
+        alone = [_inside(part, replace(part.problem, quantization=layer.problem.quantization)) for part in parts]
         key = self.cache.key(f"joined/{layer.out_features}x{layer.in_features}@{tokens}/{held}/{digest}")
         found = self.cache.times(
-            key, ("together", "apart"), lambda: together_and_apart(layer, parts, tokens, activations)
+            key, ("together", "apart"), lambda: together_and_apart(layer, alone, tokens, types.read)
         )
         return found["together"], found["apart"], self.cache.origin([key])
 
@@ -211,12 +256,18 @@ class _Placer:
         return stored.nbytes, stored.nbytes + sum(t.numel() * t.element_size() for t in added)
 
 
+def _inside(layer: CompiledLinear, problem: Problem) -> ProductLayer:
+    """Return a compiled layer as a graph has it, with what happens there to its product."""
+    return ProductLayer(layer.name, layer.in_features, problem, layer.dispatch, layer.prepared, layer.bias)
+
+
 def together_and_apart(
     layer: CompiledLinear, parts: Sequence[CompiledLinear], tokens: int, activations: torch.dtype
 ) -> tuple[dict[str, float], float]:
     """Race a joined product against its parts one after the other."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(tokens, layer.in_features, generator=generator, dtype=torch.float32, device="cpu").to(activations)
+    x = torch.randn(tokens, layer.in_features, generator=generator, dtype=torch.float32, device="cpu")
+    x = as_bytes(x) if activations is torch.uint8 else x.to(activations)
     return race({"together": lambda: layer(x), "apart": lambda: [part(x) for part in parts]}, seconds=0.2)
 
 

@@ -20,6 +20,7 @@ from twofour.compiler.graph_algebra import rewrite_algebra
 from twofour.compiler.graph_conv import place_convs
 from twofour.compiler.graph_low_bits import CODES, place_low_bits
 from twofour.compiler.graph_recurrent import RECURRENT, place_recurrent
+from twofour.compiler.handed_bytes import IN_BYTES, hand_on_bytes
 from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.mlp import IN_A_ROW, products_in_a_row
 from twofour.compiler.normed import NORMED, OF_NORMED, norms_before_products, norms_into_products
@@ -118,6 +119,8 @@ def rewrite_graph(
     found.counts |= {**found.algebra.counts, **fuse(module, copies=copies, without=without)}
     if terms.computing.dtype in LOWERED and most_tokens(module, leaves) >= LEAST_LOWERED:
         found.step(BETWEEN, lambda: lower_activations(module))
+    if terms.computing.dtype == "int8":
+        found.step(IN_BYTES, lambda: hand_on_bytes(module, layers))
     _place(found, fast, graph, plan, leaves, terms)
     found.step(NORMED, lambda: norms_into_products(module))
     found.step(OF_NORMED, lambda: norms_before_products(module))

@@ -139,6 +139,11 @@ class CompiledLinear(MeasuredLayer):
         self.reads = dispatch.reads
         self.on_cpu = self.placed.type == "cpu"
 
+    def read_bytes(self) -> None:
+        """Take bytes of the layer's static range as input too: inside a graph, whose calls hand them on."""
+        if not self.problem.quantization.dynamic:
+            self.reads = (*self.reads, torch.uint8)
+
     def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
         """Return epilogue(input @ W.T + bias): (..., in), float32 or bfloat16 -> (..., out) in the input's dtype.
 

@@ -81,13 +81,14 @@ def second_operand(epilogue: Epilogue, other: Tensor | None, x: Tensor, y: Tenso
     epilogue.require(other, tuple(y.shape))
     if other is None:
         return None
-    given = x.dtype if x.is_floating_point() else torch.float32
-    if other.dtype != given or not other.is_cpu:
+    real = torch.float32, *([y.dtype] if y.is_floating_point() else [])  # beside an input of whole numbers
+    given = (x.dtype,) if x.is_floating_point() else real
+    if other.dtype not in given or not other.is_cpu:
         raise KernelError(
             "the second operand of an epilogue does not fit",
             got=f"other of {other.dtype} on {other.device}",
-            wanted=f"{given} on the CPU",
-            remedy="give `other` the dtype and the device of the input",
+            wanted=f"{' or '.join(map(str, dict.fromkeys(given)))} on the CPU",
+            remedy="give `other` the dtype of the input, or of the answer to whole numbers, and its device",
         )
     other = other.to(y.dtype if y.is_floating_point() else torch.float32)
     other = other if other.ndim == 2 else other.reshape(-1, other.size(-1))

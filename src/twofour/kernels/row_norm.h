@@ -19,6 +19,11 @@ struct Norm {
   int64_t rows, width;
   float eps;
   bool centred;
+  // The answer as bytes besides, by a range: round(y / bytes_scale) + bytes_zero within 0 ... 255, of y before it is rounded
+  // to bfloat16; a NaN is 0. Null for none; y may be null where these are given.
+  uint8_t* bytes = nullptr;
+  float bytes_scale = 1.0f;
+  int32_t bytes_zero = 0;
 };
 
 // One row of the table: `run` computes rows [begin, end).

@@ -98,7 +98,8 @@ inline Range copy_token(const Matmul& a, int64_t t, uint8_t* to, int64_t stride)
   if (a.x_type == Type::f32) return real_token<V>(a, static_cast<const float*>(a.x) + t * a.x_stride, to, stride);
   if (a.x_type == Type::bf16) return real_token<V>(a, static_cast<const uint16_t*>(a.x) + t * a.x_stride, to, stride);
   const uint8_t* from = static_cast<const uint8_t*>(a.x) + t * a.x_stride;
-  int64_t k = 0;
+  int64_t k = stride == 8 ? a.in_features / 8 * 8 : 0;  // then they stand together
+  __builtin_memcpy(to, from, static_cast<size_t>(k));
   for (; k + 8 <= a.in_features; k += 8) __builtin_memcpy(to + k / 8 * stride, from + k, 8);
   if (k < a.in_features) __builtin_memcpy(to + k / 8 * stride, from + k, static_cast<size_t>(a.in_features - k));
   Range range{1.0f, 0};

@@ -30,7 +30,8 @@ def rewrite(module: fx.GraphModule) -> int:
         heads = isinstance(width, int) and all(isinstance(size, int) and size % width == 0 for size in sizes)
         if not heads or value(node.args[0]).shape[-1] != width or not same_axes(value(last).shape[-1:], sizes[:1]):
             continue
-        args = *sources, begins, sizes, width, *node.args[3:6], argument(node, 8, "unseen", 0.0)
+        rest = argument(node, 8, "unseen", 0.0), *node.args[9:11]  # of an answer in bytes their range
+        args = *sources, begins, sizes, width, *node.args[3:6], *rest
         new = insert(last, attention_of_columns, args, last, label="attention")
         replace_with(last, new)
         count += 1

@@ -56,6 +56,10 @@ struct Attention {
   // The mask is that of the windows. Null elsewhere, and `windows` 1.
   const int64_t* order = nullptr;
   int64_t windows = 1;
+  // Whether out holds bytes in place of the kernel's type: round(answer / bytes_scale) + bytes_zero within 0 ... 255.
+  bool bytes = false;
+  float bytes_scale = 1.0f;
+  int32_t bytes_zero = 0;
 
   template <class E>
   HeadRows<E> rows_of(E* data, const Strides& s, int64_t b, int64_t h) const {

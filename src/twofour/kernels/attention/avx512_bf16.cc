@@ -5,7 +5,7 @@
 namespace {
 
 struct PairCells {
-  using V = Lanes;
+  using V = WholeLanes;
   using Element = uint16_t;
   using reg = __m512;
   static constexpr int step = 2;

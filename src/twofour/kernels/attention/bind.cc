@@ -63,6 +63,16 @@ Types types_of(const AttentionKernel& kernel) {
   return std::strcmp(kernel.dtype, "bfloat16") == 0 ? Types{Type::bf16} : Types{Type::f32};
 }
 
+// The answer's type: bytes where it is asked for them by a scale other than 0, else the kernel's.
+Types answers_of(const AttentionKernel& kernel, float bytes_scale) {
+  return bytes_scale != 0.0f ? Types{Type::u8} : types_of(kernel);
+}
+void add_bytes(const Border& border, const Answer& out, float scale, int zero, Attention* args) {
+  if (scale == 0.0f) return;
+  border.require(0 <= zero && zero <= 255, out, "answer", "a zero point from 0 to 255");
+  args->bytes = true, args->bytes_scale = scale, args->bytes_zero = zero;
+}
+
 // The mask over (batch or windows, heads, queries, keys), its repeated axes with strides of 0; None hides nothing.
 void add_mask(const Border& border, const Operand& mask, Attention* args) {
   if (!mask.given()) return;
@@ -129,16 +139,18 @@ bool names_each_once(const int64_t* places, int64_t rows) {
 
 void bind_attention(nb::module_& m) {
   bind_table(m, kKernels);
-  // Tensors of four axes, as in attention.h; `out` (batch, heads, queries, value width), any strides but the last.
+  // Tensors of four axes, as in attention.h; `out` (batch, heads, queries, value width), any strides but the last; of bytes
+  // where `bytes_scale` is not 0.
   bind_call(m, "attention", +[](RowOf<AttentionKernel> index, const Operand& q, const Operand& k, const Operand& v, const Answer& out,
                         const Operand& mask, const Operand& k_added, const Operand& v_added, float scale, bool causal,
-                        float unseen, Threads threads) {
+                        float unseen, float bytes_scale, int bytes_zero, Threads threads) {
     const AttentionKernel& kernel = row(kKernels, index);
     const Border border(kernel.name);
     const Types types = types_of(kernel);
     const Heads keys = heads(border, k, "keys", types), values = heads(border, v, "values", types);
-    Attention args = call_of(border, heads(border, q, "queries", types), keys, values, heads(border, out, "answer", types),
-                             out, scale, causal, unseen);
+    Attention args = call_of(border, heads(border, q, "queries", types), keys, values,
+                             heads(border, out, "answer", answers_of(kernel, bytes_scale)), out, scale, causal, unseen);
+    add_bytes(border, out, bytes_scale, bytes_zero, &args);
     if (k_added.given() || v_added.given()) {
       const Heads more = heads(border, k_added, "added keys", types), beside = heads(border, v_added, "added values", types);
       border.require(more.batch == keys.batch && more.heads == keys.heads && more.width == keys.width &&
@@ -156,7 +168,8 @@ void bind_attention(nb::module_& m) {
   // (batch, queries, columns of q), contiguous.
   bind_call(m, "attention_of_columns", +[](RowOf<AttentionKernel> index, const Operand& q, const Operand& k, const Operand& v, const Answer& out,
                                    const Operand& mask, std::array<int64_t, 3> begins, std::array<int64_t, 3> sizes,
-                                   int64_t width, float scale, bool causal, float unseen, Threads threads) {
+                                   int64_t width, float scale, bool causal, float unseen, float bytes_scale, int bytes_zero,
+                                   Threads threads) {
     const AttentionKernel& kernel = row(kKernels, index);
     const Border border(kernel.name);
     const Types types = types_of(kernel);
@@ -164,7 +177,9 @@ void bind_attention(nb::module_& m) {
       return heads_of_columns(border, operand, role, types, begins[i], sizes[i], width);
     };
     Attention args = call_of(border, part(q, "queries", 0), part(k, "keys", 1), part(v, "values", 2),
-                             heads_of_columns(border, out, "answer", types, 0, sizes[0], width), out, scale, causal, unseen);
+                             heads_of_columns(border, out, "answer", answers_of(kernel, bytes_scale), 0, sizes[0], width), out,
+                             scale, causal, unseen);
+    add_bytes(border, out, bytes_scale, bytes_zero, &args);
     add_mask(border, mask, &args);
     run(kernel, args, threads);
   });

@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "answers.h"
 #include "softmax.h"
 
 namespace {
@@ -15,6 +16,7 @@ struct Blocks {
   using E = typename C::Element;
   using reg = typename V::reg;
   static constexpr int64_t kWide = int64_t{kColumns} * V::width;
+  static constexpr int kBeside = kRows % 3 == 0 ? 3 : kRows % 2 == 0 ? 2 : 1;  // rows whose softmax goes side by side
 
   // Workspace, in cells: panels of keys [keys / kWide][width / step][kWide], panels of values [value_width / kWide]
   // [keys / step][kWide], one block of queries [kRows][width / step], one of scores [kRows][score_stride].
@@ -44,17 +46,22 @@ struct Blocks {
         packed = source;
       }
       const HeadRows<const E> q = a.template query_rows<E>(batch, head);
-      const HeadRows<E> out = a.template answer_rows<E>(batch, head);
+      const HeadAnswers<C> out(a, batch, head);
       for (int64_t row = 0; row < a.queries; row += kRows) {
         const int64_t rows = least(a.queries - row, kRows);
         const int64_t seen = a.causal ? least(row + rows, a.keys) : a.keys;
         pack_queries(a, plan, q, row, rows, queries);
         score(a, plan, queries, keys, seen, scores);
         float weights[kRows];
-        for (int r = 0; r < rows; ++r)
-          weights[r] = softmax<C>(a, batch, head, row + r, seen, scores + r * plan.score_stride);
-        for (int r = static_cast<int>(rows); r < kRows; ++r)  // so that unused rows hold numbers
-          std::memset(scores + r * plan.score_stride, 0, sizeof(float) * static_cast<size_t>(seen));
+        if (a.mask_kind == AttentionMask::none && !a.causal) {
+          for (int r = 0; r < kRows; r += kBeside)
+            softmax_beside<C, kBeside>(seen, plan.score_stride, a.unseen, scores + r * plan.score_stride, weights + r);
+        } else {
+          for (int r = 0; r < rows; ++r)
+            weights[r] = softmax<C>(a, batch, head, row + r, seen, scores + r * plan.score_stride);
+          for (int r = static_cast<int>(rows); r < kRows; ++r)  // so that unused rows hold numbers
+            std::memset(scores + r * plan.score_stride, 0, sizeof(float) * static_cast<size_t>(seen));
+        }
         weigh(a, plan, scores, values, seen, weights, out, row, rows);
       }
     }
@@ -142,7 +149,7 @@ struct Blocks {
   }
 
   static void weigh(const Attention& a, const Plan& plan, const float* scores, const float* values, int64_t seen,
-                    const float* weights, const HeadRows<E>& out, int64_t first, int64_t rows) {
+                    const float* weights, const HeadAnswers<C>& out, int64_t first, int64_t rows) {
     for (int64_t column = 0; column < a.value_width; column += kWide, values += plan.depth * kWide) {
       reg sums[kRows][kColumns];
       multiply(scores, plan.score_stride, values, ceil_div(seen, C::step), sums);
@@ -150,16 +157,10 @@ struct Blocks {
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         if (r >= rows) break;
-        E* to = out.at(first + r) + column;
 #pragma GCC unroll 4
         for (int c = 0; c < kColumns; ++c) {
-          const reg result = sums[r][c] * V::all(weights[r]);
-          const int64_t wanted = left - c * V::width;
-          if (wanted >= V::width) {
-            V::store_unaligned(to + c * V::width, result);
-          } else if (wanted > 0) {
-            V::store_partial(to + c * V::width, result, wanted);
-          }
+          const int64_t at = c * V::width;
+          if (left > at) out.store(first + r, column + at, sums[r][c] * V::all(weights[r]), left - at);
         }
       }
     }

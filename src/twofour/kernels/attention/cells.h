@@ -3,8 +3,8 @@
 #pragma once
 
 #include "attention.h"
+#include "kernels/whole_lanes.h"
 #include "native/integers.h"
-#include "native/simd.h"
 #include "native/vector_exp.h"
 
 namespace {
@@ -17,7 +17,7 @@ using twofour::Parts;
 // Cells of one number; operands of float or bfloat16 (uint16_t) become floats as they are arranged.
 template <class Number>
 struct FloatCells {
-  using V = Lanes;
+  using V = WholeLanes;
   using Element = Number;
   using reg = V::reg;
   static constexpr int step = 1;

@@ -15,7 +15,7 @@ DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 _SCHEMA = (
     "attention(Tensor q, Tensor k, Tensor v, Tensor? mask=None, float? scale=None, bool causal=False, "
-    "Tensor? k_added=None, Tensor? v_added=None, float unseen=0.0) -> Tensor"
+    "Tensor? k_added=None, Tensor? v_added=None, float unseen=0.0, float bytes_scale=0.0, int bytes_zero=0) -> Tensor"
 )
 
 
@@ -29,6 +29,8 @@ def attention(
     k_added: Tensor | None = None,
     v_added: Tensor | None = None,
     unseen: float = 0.0,
+    bytes_scale: float = 0.0,
+    bytes_zero: int = 0,
 ) -> Tensor:
     """Return softmax(scale q k^T + mask) v, as `torch.nn.functional.scaled_dot_product_attention` does.
 
@@ -43,19 +45,23 @@ def attention(
             concatenated, and a cache is not copied to add a token. With `v_added` or not at all.
         v_added: Values behind those of `v`, (batch, key heads, more keys, value width).
         unseen: What a query that sees no key answers: 0 as torch's attention, or NaN as a softmax that is written out.
+        bytes_scale: Of an answer in bytes, round(answer / bytes_scale) + bytes_zero within 0 ... 255, a NaN being 0:
+            what an int8 product of that static range reads. 0.0 for an answer of q's dtype.
+        bytes_zero: 0 ... 255, the byte that stands for 0.
 
     Returns:
-        (batch, heads, queries, value width) of q's dtype, in the order of (batch, queries, heads, value width), so that
-        joining the heads copies nothing.
+        (batch, heads, queries, value width) of q's dtype or uint8, in the order of (batch, queries, heads, value
+        width), so that joining the heads copies nothing.
 
     Raises:
         KernelError: The operands do not fit.
     """
     if by_operators():
         with followed():
-            return torch.ops.twofour.attention(q, k, v, mask, scale, causal, k_added, v_added, unseen)
+            whole = bytes_scale, bytes_zero
+            return torch.ops.twofour.attention(q, k, v, mask, scale, causal, k_added, v_added, unseen, *whole)
     q, k, v, mask, k_added, v_added = plain("attention", q, k, v, mask, k_added, v_added)
-    return _attention(q, k, v, mask, scale, causal, k_added, v_added, unseen)
+    return _attention(q, k, v, mask, scale, causal, k_added, v_added, unseen, bytes_scale, bytes_zero)
 
 
 def _attention(
@@ -68,13 +74,16 @@ def _attention(
     k_added: Tensor | None = None,
     v_added: Tensor | None = None,
     unseen: float = 0.0,
+    bytes_scale: float = 0.0,
+    bytes_zero: int = 0,
 ) -> Tensor:
     batch, heads, queries, keys, width, value_width = _sizes(q, k, v)
     q, k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v))
     if k_added is not None or v_added is not None:
         k_added, v_added = _added(k, v, k_added, v_added)
         keys += k_added.shape[2]
-    out = torch.empty(batch, queries, heads, value_width, dtype=q.dtype, device="cpu").transpose(1, 2)
+    dtype = torch.uint8 if bytes_scale else q.dtype
+    out = torch.empty(batch, queries, heads, value_width, dtype=dtype, device="cpu").transpose(1, 2)
     native.extension().attention(
         native.best("attention", dtype=DTYPES[q.dtype]).index,
         *(q, k, v, out),
@@ -84,6 +93,8 @@ def _attention(
         width**-0.5 if scale is None else scale,
         causal,
         unseen,
+        bytes_scale,
+        bytes_zero,
         native.threads(),
     )
     return out
@@ -100,6 +111,8 @@ def attention_of_columns(
     scale: float | None = None,
     causal: bool = False,
     unseen: float = 0.0,
+    bytes_scale: float = 0.0,
+    bytes_zero: int = 0,
 ) -> Tensor:
     """Return attention between columns of products, its heads side by side: what views around `attention` would give.
 
@@ -114,9 +127,11 @@ def attention_of_columns(
         scale: As in `attention`.
         causal: As in `attention`.
         unseen: As in `attention`.
+        bytes_scale: As in `attention`.
+        bytes_zero: As in `attention`.
 
     Returns:
-        (batch, queries, heads * width) of q's dtype, contiguous.
+        (batch, queries, heads * width) of q's dtype or uint8, contiguous.
 
     Raises:
         KernelError: The operands do not fit.
@@ -126,9 +141,10 @@ def attention_of_columns(
     if not (q.dtype is k.dtype is v.dtype and q.dtype in DTYPES and q.stride(2) == k.stride(2) == v.stride(2) == 1):
         parts = (t[..., begin : begin + size] for t, begin, size in zip((q, k, v), begins, sizes, strict=True))
         split = [torch.unflatten(part, -1, (-1, width)).transpose(1, 2) for part in parts]
-        answer = _attention(split[0], split[1], split[2], mask, scale, causal, unseen=unseen)
+        q, k, v = split
+        answer = _attention(q, k, v, mask, scale, causal, None, None, unseen, bytes_scale, bytes_zero)
         return answer.transpose(1, 2).reshape(batch, queries, -1)
-    out = torch.empty(batch, queries, sizes[0], dtype=q.dtype, device="cpu")
+    out = torch.empty(batch, queries, sizes[0], dtype=torch.uint8 if bytes_scale else q.dtype, device="cpu")
     native.extension().attention_of_columns(
         native.best("attention", dtype=DTYPES[q.dtype]).index,
         *(q, k, v, out),
@@ -139,6 +155,8 @@ def attention_of_columns(
         width**-0.5 if scale is None else scale,
         causal,
         unseen,
+        bytes_scale,
+        bytes_zero,
         native.threads(),
     )
     return out
@@ -270,8 +288,11 @@ def _fake(
     k_added: Tensor | None = None,
     v_added: Tensor | None = None,
     unseen: float = 0.0,
+    bytes_scale: float = 0.0,
+    bytes_zero: int = 0,
 ) -> Tensor:
-    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
+    dtype = torch.uint8 if bytes_scale else q.dtype
+    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3], dtype=dtype).transpose(1, 2)
 
 
 register(_SCHEMA, _fake, CPU=_attention)

@@ -21,12 +21,12 @@ struct FewQueries {
       const int64_t batch = item / a.heads, head = item % a.heads, key_head = head / (a.heads / a.key_heads);
       const HeadRows<const E> q = a.template query_rows<E>(batch, head);
       const Parts<E> k = a.template key_rows<E>(batch, key_head), v = a.template value_rows<E>(batch, key_head);
-      const HeadRows<E> out = a.template answer_rows<E>(batch, head);
+      const HeadAnswers<C> out(a, batch, head);
       for (int64_t row = 0; row < a.queries; ++row) {
         const int64_t seen = a.causal && row + 1 < a.keys ? row + 1 : a.keys;
         score(a, q.at(row), k, seen, scores);
         const float weight = softmax<C>(a, batch, head, row, seen, scores);
-        weigh(a, scores, v, seen, weight, out.at(row));
+        weigh(a, scores, v, seen, weight, out, row);
       }
     }
   }
@@ -55,7 +55,8 @@ struct FewQueries {
   }
 
   // Four vectors of value columns at a time, two keys deep, so that eight sums hide the latency of the adder.
-  static void weigh(const Attention& a, const float* scores, const Parts<E>& v, int64_t seen, float weight, E* out) {
+  static void weigh(const Attention& a, const float* scores, const Parts<E>& v, int64_t seen, float weight,
+                    const HeadAnswers<C>& out, int64_t row) {
     constexpr int kColumns = 4;
     for (int64_t column = 0; column < a.value_width; column += kColumns * V::width) {
       reg even[kColumns], odd[kColumns];
@@ -81,7 +82,7 @@ struct FewQueries {
           const E* last = v.at(key) + column + c * V::width;
           sum = V::fma(V::all(scores[key]), V::load_partial(last, counts[c]), sum);
         }
-        V::store_partial(out + column + c * V::width, sum * V::all(weight), counts[c]);
+        if (counts[c] > 0) out.store(row, column + c * V::width, sum * V::all(weight), counts[c]);
       }
     }
   }

@@ -73,4 +73,41 @@ float softmax(const Attention& a, int64_t batch, int64_t head, int64_t row, int6
   return sum != 0.0f ? 1.0f / sum : a.unseen;
 }
 
+// The same for R rows of scores beside each other, `stride` apart, that see all of `seen` keys and have no mask: the latencies
+// of a row's largest, its sum and its division overlap. Rows have room for whole vectors.
+template <class C, int R>
+void softmax_beside(int64_t seen, int64_t stride, float unseen, float* scores, float* weights) {
+  using V = typename C::V;
+  using reg = typename V::reg;
+  const int64_t whole = round_up(seen, V::width);
+  reg most[R], total[R];
+  TWOFOUR_UNROLL
+  for (int r = 0; r < R; ++r) {
+    most[r] = V::all(-__builtin_inff()), total[r] = V::zero();
+    for (int64_t j = seen; j < whole; ++j) scores[r * stride + j] = -__builtin_inff();
+  }
+  for (int64_t j = 0; j < whole; j += V::width) {
+    TWOFOUR_UNROLL
+    for (int r = 0; r < R; ++r) most[r] = V::max(most[r], V::load_unaligned(scores + r * stride + j));
+  }
+  TWOFOUR_UNROLL
+  for (int r = 0; r < R; ++r) {
+    const float largest = V::largest(most[r]);
+    most[r] = V::all(largest == -__builtin_inff() ? 0.0f : largest);
+  }
+  for (int64_t j = 0; j < whole; j += V::width) {
+    TWOFOUR_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const reg p = C::exp2(V::load_unaligned(scores + r * stride + j) - most[r]);
+      C::store_weights(scores + r * stride, j, p, V::width);
+      total[r] = total[r] + p;
+    }
+  }
+  TWOFOUR_UNROLL
+  for (int r = 0; r < R; ++r) {
+    const float sum = V::sum(total[r]);
+    weights[r] = sum != 0.0f ? 1.0f / sum : unseen;
+  }
+}
+
 }  // namespace

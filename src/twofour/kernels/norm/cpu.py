@@ -72,6 +72,51 @@ def norm_in_place(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: fl
     return _norm(x, weight, bias, eps, centred, into=x if x.is_contiguous() else None)
 
 
+def norm_to_bytes(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    centred: bool,
+    scale: float,
+    zero: int,
+    dtype: torch.dtype | None = None,
+    keep: bool = True,
+    in_place: bool = False,
+) -> tuple[Tensor, Tensor] | Tensor:
+    """Do as `norm` and answer bytes besides: what int8 products of a static range read.
+
+    Args:
+        x: As in `norm`.
+        weight: As in `norm`.
+        bias: As in `norm`.
+        eps: As in `norm`.
+        centred: As in `norm`.
+        scale: Of the bytes, round(y / scale) + zero within 0 ... 255, of y in float32; a NaN is 0.
+        zero: 0 ... 255, the byte that stands for 0.
+        dtype: As in `norm`.
+        keep: Whether y is wanted too.
+        in_place: Whether y may stand where x was, if that is contiguous and of y's dtype.
+
+    Returns:
+        y, as `norm` answers it, and uint8 of its shape; without `keep` these alone.
+
+    Raises:
+        KernelError: The operands do not fit.
+    """
+    x, weight, bias = plain("a normalisation", x, weight, bias)
+    x = _fitting(x, weight, bias, dtype)
+    y = None
+    if keep:
+        there = in_place and x.is_contiguous() and dtype in (None, x.dtype)
+        y = x if there else torch.empty(x.shape, dtype=dtype or x.dtype, device="cpu")
+    x = x.contiguous()
+    whole = torch.empty(x.shape, dtype=torch.uint8, device="cpu")
+    row = native.best("norm", dtype=DTYPES[x.dtype]).index
+    native.extension().norm_to_bytes(row, x, weight, bias, y, whole, eps, centred, scale, zero, native.threads())
+    return whole if y is None else (y, whole)
+
+
 def _norm(
     x: Tensor,
     weight: Tensor | None,
@@ -81,10 +126,19 @@ def _norm(
     dtype: torch.dtype | None = None,
     into: Tensor | None = None,
 ) -> Tensor:
+    x = _fitting(x, weight, bias, dtype).contiguous()
+    y = torch.empty(x.shape, dtype=dtype or x.dtype, device="cpu") if into is None else into
+    native.extension().norm(
+        native.best("norm", dtype=DTYPES[x.dtype]).index, x, weight, bias, y, eps, centred, native.threads()
+    )
+    return y
+
+
+def _fitting(x: Tensor, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype | None) -> Tensor:
+    """Return x, or refuse operands that do not fit."""
     if x.dtype not in DTYPES or not x.is_cpu or x.ndim == 0:
         raise _unfit("x", x, "float32 or bfloat16 (..., width) on cpu")
-    dtype = dtype or x.dtype
-    if dtype not in DTYPES:
+    if dtype is not None and dtype not in DTYPES:
         raise KernelError(
             "a normalisation cannot answer in this dtype", got=str(dtype), wanted="torch.float32 or torch.bfloat16"
         )
@@ -92,12 +146,7 @@ def _norm(
     for role, operand in (("weight", weight), ("bias", bias)):
         if operand is not None and not _fits(operand, width):
             raise _unfit(role, operand, f"float32 ({width},)")
-    x = x.contiguous()
-    y = torch.empty(x.shape, dtype=dtype, device="cpu") if into is None else into
-    native.extension().norm(
-        native.best("norm", dtype=DTYPES[x.dtype]).index, x, weight, bias, y, eps, centred, native.threads()
-    )
-    return y
+    return x
 
 
 def _fits(operand: Tensor, width: int) -> bool:

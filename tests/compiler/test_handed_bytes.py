@@ -1,0 +1,101 @@
+"""Activations between layers in bytes: who writes them, what they compute, and what stays as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import twofour
+from tests.graph.small import Encoder, GatedBlock
+from twofour.compiler.handed_bytes import IN_BYTES
+from twofour.measure.distance import distance
+
+SHAPE = (2, 19)
+pytestmark = pytest.mark.usefixtures("no_measuring")
+
+
+def compiled(model: nn.Module, *example: Tensor, data: Any = None) -> Any:
+    return twofour.compile(model, example, dtype="int8", graph=True, tokens=(1, 32), data=data)
+
+
+@pytest.fixture
+def encoder() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    torch.manual_seed(0)
+    model = twofour.prune(Encoder(layers=2).eval().requires_grad_(False), "2:4")
+    return model, (torch.randint(0, 50, SHAPE), torch.ones(SHAPE))
+
+
+def handed(fast: Any) -> int:
+    return fast.plan.account.rewrites[IN_BYTES]
+
+
+def test_an_encoder_hands_bytes_to_every_product(encoder: tuple[nn.Module, tuple[Tensor, Tensor]]) -> None:
+    model, example = encoder
+    fast = compiled(model, *example, data=[example])
+    assert handed(fast) == 2 * 4, "a norm before q, k and v, attention, the norm behind it, and the activation"
+    assert f"{IN_BYTES} 8" in str(fast.plan)
+    want = model(*example)
+    layers = twofour.compile(model, example, dtype="int8", graph=False, tokens=(1, 32), data=[example])
+    # What is not bytes is bfloat16 in the graph.
+    assert distance([fast(*example)], [want]) <= distance([layers(*example)], [want]) + 2**-8
+    for rows, length in ((1, 1), (3, 7), (1, 19)):  # sizes that it was not compiled on
+        given = example[0][:1, :length].repeat(rows, 1), torch.ones(rows, length)
+        layer_wise = distance([layers(*given)], [model(*given)])
+        assert distance([fast(*given)], [model(*given)]) <= 1.5 * layer_wise + 2**-8
+
+
+def test_a_range_of_each_token_hands_nothing_on(encoder: tuple[nn.Module, tuple[Tensor, Tensor]]) -> None:
+    model, example = encoder
+    assert handed(compiled(model, *example)) == 0
+
+
+def test_a_gate_stays_as_it_is(isa: str) -> None:
+    torch.manual_seed(0)
+    model, x = twofour.prune(GatedBlock().eval().requires_grad_(False), "2:4"), torch.randn(2, 20, 64)
+    fast = compiled(model, x, data=[(x,)])
+    assert handed(fast) == 3, "two norms and attention: a gated product has a second operand of another type"
+    assert distance([fast(x)], [model(x)]) < 0.1
+
+
+def test_an_answer_that_others_read_is_kept() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.third = (nn.Linear(64, 64) for _ in range(3))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = torch.relu(self.first(x))
+            return y, self.third(torch.relu(self.second(y)))
+
+    torch.manual_seed(0)
+    model, x = twofour.prune(Both().eval().requires_grad_(False), "2:4"), torch.randn(32, 64)
+    fast = compiled(model, x, data=[x])
+    assert handed(fast) == 1, "what is an answer of the model stays real"
+    for got, want in zip(fast(x), model(x), strict=True):
+        assert distance([got], [want]) < 0.05
+
+
+def test_a_file_holds_it(encoder: tuple[nn.Module, tuple[Tensor, Tensor]], tmp_path: Path) -> None:
+    model, example = encoder
+    fast = compiled(model, *example, data=[example])
+    twofour.save(fast, tmp_path / "model.safetensors")
+    loaded = twofour.load(tmp_path / "model.safetensors", Encoder(layers=2), graph=True, example=example)
+    assert handed(loaded) == 8
+    torch.testing.assert_close(loaded(*example), fast(*example))
+
+
+def test_a_token_that_is_not_finite_stays_by_itself(isa: str) -> None:
+    torch.manual_seed(0)
+    model = twofour.prune(nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)), "2:4")
+    x = torch.randn(40, 64)
+    fast = compiled(model.eval().requires_grad_(False), x, data=[x])
+    assert handed(fast) == 2
+    broken = x.clone()
+    broken[3], broken[7, 5] = torch.nan, torch.inf
+    same = [row for row in range(40) if row not in (3, 7)]
+    assert torch.equal(fast(broken)[same], fast(x)[same])
+    assert fast(broken)[[3, 7]].isfinite().all(), "a number outside of a static range takes its end, a NaN its least"
