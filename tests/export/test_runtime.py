@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import struct
@@ -18,11 +19,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import twofour
 from tests.export import runtime_library as lib
 from tests.native import border_cases
 from twofour import export, native
+from twofour.cli import app
 from twofour.errors import ExportError
 from twofour.export.runtime import library as libtwofour
 from twofour.export.runtime.file import HEADER, seal
@@ -365,6 +368,24 @@ def test_what_has_no_program_is_refused_with_the_way_out(tmp_path: Path) -> None
         with pytest.raises(ExportError, match=text):
             call()
     assert not (tmp_path / "x").exists()
+
+
+def pruned() -> nn.Module:
+    torch.manual_seed(0)
+    return twofour.prune(mlp().eval(), "2:4")
+
+
+def test_the_command_writes_a_file_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    out, said = tmp_path / "mlp.2f4", tmp_path / "said.json"
+    given = ["export", "tests.export.test_runtime:pruned", "--to", "runtime", "--input", "64", "--out", str(out)]
+    result = CliRunner().invoke(app, [*given, "--json", str(said)])
+    assert result.exit_code == 0, result.output
+    model, x = lib.Model(out), torch.randn(1, 64)
+    torch.testing.assert_close(model.run({"input": x})["output"], pruned()(x), rtol=1e-4, atol=1e-5)
+    assert json.loads(said.read_text())["inputs"] == [{"input": [1, 64]}]
+    wrong = CliRunner().invoke(app, [*given[:-1], str(tmp_path / "other"), "--opset", "20"])
+    assert wrong.exit_code != 0 and "means nothing for --to runtime" in wrong.output
 
 
 @pytest.fixture(scope="module")
