@@ -106,7 +106,6 @@ class Bench:
                 baseline=[name for name in (EAGER, INDUCTOR) if name in runs],
                 seconds=self.seconds,
                 threads=threads,
-                clock="thread" if threads == 1 else "wall",
                 warmup=2,
                 meta={**cell, "notes": plans},
             )

@@ -29,6 +29,8 @@ PYTHON = "3.11"
 """The Python whose stable ABI it may ask for."""
 SYSTEM = {"libc.so.6", "libm.so.6", "libgcc_s.so.1", "libstdc++.so.6", "libdl.so.2", "libpthread.so.0"}
 """Libraries that every glibc system with torch has; the loader, whose name has the processor in it, comes to these."""
+HEADER = "twofour/native/include/twofour.h"
+"""Of libtwofour, for programs in C."""
 SOURCES = (".cc", ".h", ".inc", ".def", ".md", ".o", ".a")
 
 
@@ -41,7 +43,7 @@ def check_wheel(path: Path) -> None:
     assert size <= LARGEST, f"{path.name} is too large"
     with zipfile.ZipFile(path) as wheel:
         names = wheel.namelist()
-        stray = [name for name in names if name.endswith(SOURCES)]
+        stray = [name for name in names if name.endswith(SOURCES) and name != HEADER]
         assert not stray, f"sources in the wheel: {stray[:5]}"
         assert "twofour/py.typed" in names
         outside = {name.split("/")[0] for name in names} - {"twofour"}
@@ -50,34 +52,40 @@ def check_wheel(path: Path) -> None:
         needs = Parser().parsestr(wheel.read(metadata).decode()).get_all("Requires-Dist") or []
         assert any(need.startswith("nanobind-backend") and "<" not in need for need in needs), needs
         assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
-        binaries = [name for name in names if re.search(r"\.(so|pyd|dylib|dll)$", name)]
-        assert binaries in (["twofour/native/_ext.abi3.so"], ["twofour/native/_ext.pyd"]), binaries
-        content = wheel.read(binaries[0])
-    if content[:4] == b"\x7fELF":
+        binaries = {name for name in names if re.search(r"\.(so(\.\d+)?|pyd|dylib|dll)$", name)}
+        extension = {name for name in binaries if re.fullmatch(r"twofour/native/_ext\.(abi3\.so|pyd)", name)}
+        library = {name for name in binaries if re.match(r"twofour/native/(lib)?twofour\.", name)}
+        assert len(extension) == 1 and len(library) == 1 and binaries == extension | library, binaries
+        assert HEADER in names
+        contents = {name: wheel.read(name) for name in sorted(binaries)}
+    elves = {name: content for name, content in contents.items() if content[:4] == b"\x7fELF"}
+    for name, content in elves.items():
+        print(name)
         check_elf(content)
         check_symbols(content)
+    if elves:
         policies = [re.fullmatch(r"manylinux_(\d+)_(\d+)_\w+", tag.platform) for tag in tags]
         glibcs = [(int(found[1]), int(found[2])) for found in policies if found]
         assert glibcs and min(glibcs) <= OLDEST, f"{path.name} promises no glibc of {OLDEST} or older"
 
 
 def check_elf(content: bytes) -> None:
-    """Look at the extension: stripped, and nothing needed that is not the system's."""
+    """Look at the extension or libtwofour: stripped, and nothing needed that is not the system's."""
     elf = ELFFile(io.BytesIO(content))
     assert elf.get_section_by_name(".symtab") is None and elf.get_section_by_name(".debug_info") is None, "not stripped"
     dynamic = elf.get_section_by_name(".dynamic")
     needed = {tag.needed for tag in dynamic.iter_tags() if tag.entry.d_tag == "DT_NEEDED"}
     assert not {tag.entry.d_tag for tag in dynamic.iter_tags()} & {"DT_RPATH", "DT_RUNPATH"}, "a search path"
     strange = {name for name in needed - SYSTEM if not name.startswith("ld-linux")}
-    assert not strange, f"the extension needs {strange}"
+    assert not strange, f"it needs {strange}"
     newest: dict[str, tuple[int, ...]] = {}
     for _, versions in elf.get_section_by_name(".gnu.version_r").iter_versions():
         for version in versions:
             kind, _, number = version.name.partition("_")
             found = tuple(map(int, number.split(".")))
             newest[kind] = max(newest.get(kind, (0,)), found)
-    print("the extension needs", *sorted(needed))
-    print("and of them at most", *(f"{kind}_{'.'.join(map(str, number))}" for kind, number in sorted(newest.items())))
+    print("  needs", *sorted(needed))
+    print("  and of them at most", *(f"{kind}_{'.'.join(map(str, number))}" for kind, number in sorted(newest.items())))
 
 
 def check_symbols(content: bytes) -> None:
@@ -89,7 +97,7 @@ def check_symbols(content: bytes) -> None:
         policy = f"manylinux_{OLDEST[0]}_{OLDEST[1]}"
         found = [*extension.check_manylinux(policy), *extension.check_python_abi(PYTHON)]
     assert not found, f"symbols beyond {policy} or Python {PYTHON}: {found}"
-    print(f"symbols within {policy} and the stable ABI of Python {PYTHON} (kernel-abi-check)")
+    print(f"  symbols within {policy} and the stable ABI of Python {PYTHON} (kernel-abi-check)")
 
 
 def check_sdist(path: Path) -> None:

@@ -99,8 +99,7 @@ class Scratch {
   }
 
   std::mutex mutex_;
-  // Never destroyed: a thread may be at work while the process ends.
-  std::vector<std::pair<void*, size_t>>& free_ = *new std::vector<std::pair<void*, size_t>>;
+  std::vector<std::pair<void*, size_t>> free_;
 };
 
 }  // namespace twofour

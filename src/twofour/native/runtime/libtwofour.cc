@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
-#include <filesystem>
 #include <mutex>
 #include <new>
 #include <string>
@@ -111,11 +110,11 @@ twofour_model* make(AlignedMemory memory, uint64_t size, const twofour_options& 
 
 AlignedMemory read_file(const char* path, uint64_t* size) {
   const auto failed = [&](const char* what) { throw BadFile(std::string(path) + " " + what + ": " + std::strerror(errno)); };
-  std::error_code none;
-  if (std::filesystem::is_directory(path, none)) throw BadFile(std::string(path) + " is a folder");
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path, "rb"), std::fclose);
   if (!file) failed("cannot be opened");
+  errno = 0;
   std::setvbuf(file.get(), nullptr, _IONBF, 0);
+  if (std::fgetc(file.get()) == EOF && errno == EISDIR) throw BadFile(std::string(path) + " is a folder");
   if (std::fseek(file.get(), 0, SEEK_END) != 0) failed("cannot be read");
   const long end = std::ftell(file.get());
   if (end < 0 || std::fseek(file.get(), 0, SEEK_SET) != 0) failed("cannot be read");
