@@ -205,6 +205,21 @@ def test_a_bfloat16_model_keeps_its_cache_in_bfloat16(calls: list[str]) -> None:
     assert answer.past_key_values.layers[0].keys.dtype is torch.bfloat16 and "_stepped" in calls
 
 
+def test_times_are_of_the_kernels_that_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TWOFOUR_CACHE", str(tmp_path))
+    raced: list[tuple[str, ...]] = []
+
+    def race(calls: dict[str, Any], **_: Any) -> tuple[dict[str, float], float]:
+        raced.append(tuple(calls))
+        return dict(zip(calls, (2.0, 1.0), strict=True)), 0.0
+
+    monkeypatch.setattr(decoding, "race", race)
+    dense = gpt2()
+    for model in (dense, twofour.prune(copy.deepcopy(dense), "2:4")):
+        twofour.compile(model, {"input_ids": IDS}, tokens=TOKENS)
+    assert len(raced) == 4, "a step and a prompt of each model"
+
+
 def test_buffers_have_room_and_grow() -> None:
     from twofour.compiler.caches import cache_of
 

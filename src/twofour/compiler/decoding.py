@@ -26,7 +26,7 @@ from twofour.compiler.agreement import agreement
 from twofour.compiler.cache_calls import Call, Prompt, RefusedError, Step, positions_at
 from twofour.compiler.caches import ROOM, Buffers, Pair, cache_of, is_served
 from twofour.compiler.graph import ENGINES, TIE, kept_layers
-from twofour.compiler.graph_rewrites import rewrite_graph
+from twofour.compiler.graph_rewrites import compiled_layers, rewrite_graph
 from twofour.compiler.plan import Plan
 from twofour.compiler.terms import Terms
 from twofour.compiler.whole_model import WholeModel, layers_alone, own_signature
@@ -189,7 +189,8 @@ def _raced(
 ) -> dict[str, float]:
     """Return the milliseconds of both engines on one call."""
     sizes = [(tuple(leaf.shape), str(leaf.dtype)) for leaf in tree_leaves(given)]
-    digest = hashlib.sha256(repr((runner.program.python.text, sizes)).encode()).hexdigest()[:16]
+    kernels = [layer.dispatch_text for kind in compiled_layers(runner.model) for layer in kind.values()]
+    digest = hashlib.sha256(repr((runner.program.python.text, kernels, sizes)).encode()).hexdigest()[:16]
     runner.program.prepare(tree_leaves(given))
     case = terms.cache.key(f"decoding/{digest}")
     calls = {ENGINES[0]: layers, ENGINES[1]: graph}

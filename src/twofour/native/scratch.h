@@ -99,7 +99,8 @@ class Scratch {
   }
 
   std::mutex mutex_;
-  std::vector<std::pair<void*, size_t>> free_;
+  // Never destroyed: a thread may be at work while the process ends.
+  std::vector<std::pair<void*, size_t>>& free_ = *new std::vector<std::pair<void*, size_t>>;
 };
 
 }  // namespace twofour

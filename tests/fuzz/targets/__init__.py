@@ -18,6 +18,9 @@ TARGETS = ("load", "read", "index", "safetensors", "pickle", "onnx", "recipe", "
 TARGETS += ("layout", "graph", "native", "cut")
 """Modules of this folder, in the order in which they run."""
 
+YOUNG = ("runtime",)
+"""Those that run behind them and have no record of a long run, plain and under the sanitizers, yet."""
+
 
 def target(name: str) -> Any:
     """Return the module of a target."""
