@@ -140,10 +140,10 @@ def compile(
     with calls.evaluating(model), calls.keeping_buffers(model), torch.no_grad(), measuring(how), stages(progress) as at:
         fast, layers, reference = _layer_by_layer(model, given, data, terms, at)
         layers = replace(layers, notes=notes)
-        at.whole()
         if given is None:
             plan = without_example(layers, graph)
         else:
+            at.whole()
             plan = _as_a_whole(fast, layers, model, given, reference, terms, graph)
     _restore_buffers(fast, model)
     plan = concluded(plan, terms)
