@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import twofour
 from tests.graph.small import Encoder, GatedBlock
+from twofour.compiler import graph as compiled_graph
 from twofour.compiler.handed_bytes import IN_BYTES
 from twofour.measure.distance import distance
 
@@ -51,6 +52,23 @@ def test_an_encoder_hands_bytes_to_every_product(encoder: tuple[nn.Module, tuple
 def test_a_range_of_each_token_hands_nothing_on(encoder: tuple[nn.Module, tuple[Tensor, Tensor]]) -> None:
     model, example = encoder
     assert handed(compiled(model, *example)) == 0
+
+
+def test_its_times_are_its_own(
+    encoder: tuple[nn.Module, tuple[Tensor, Tensor]], own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, example = encoder
+    raced: list[object] = []
+
+    def engines(*given: object) -> tuple[dict[str, float], float]:
+        raced.append(given)
+        return {"layers": 2.0, "graph": 1.0}, 0.0
+
+    monkeypatch.setenv("TWOFOUR_CACHE", str(own_cache))
+    monkeypatch.setattr(compiled_graph, "_engines", engines)
+    for data in (None, [example], None, [example]):
+        compiled(model, *example, data=data)
+    assert len(raced) == 2, "a graph of static ranges is another than that of ranges of each token"
 
 
 def test_a_gate_stays_as_it_is(isa: str) -> None:

@@ -351,7 +351,8 @@ def _case(
     kernels = [layer.dispatch_text for layer in layers]
     calls = json.dumps([stored["nodes"], stored["answer"]]) if stored else graph.module.code
     sizes = [(tuple(leaf.shape), str(leaf.dtype)) for leaf in leaves if isinstance(leaf, Tensor)]
-    facts = repr((calls, kernels, sizes, rules))
+    ranged = sum(isinstance(one, CompiledLinear) and not one.problem.quantization.dynamic for one in layers)
+    facts = repr((calls, kernels, sizes, rules, *([ranged] if ranged else [])))  # a graph of static ranges is another
     return f"engines/{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
 
 
