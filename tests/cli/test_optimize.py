@@ -86,6 +86,7 @@ def test_a_folder_of_sentence_transformers_is_judged_by_its_embeddings(run: Any)
     program = last_lines(result.stdout)
     scope: dict[str, Any] = {}
     exec(program, scope)
+    assert "not used" not in scope["fast"].plan.account.reason, "the file's graph fits the model of the printed program"
     answer = scope["fast"](input_ids=ids[:1], attention_mask=torch.ones_like(ids[:1]))
     assert answer.last_hidden_state.shape == (1, 12, 32)
 

@@ -51,23 +51,22 @@ def bench(
     asked = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)
     ours: dict[str, nn.Module] = {}
     refused: dict[str, str] = {}
-    with calls.without_cache(model):
-        for dtype in asked:
-            title = f"{OURS}, {dtype}"
-            tell(f"compiling in {dtype}")
-            try:
-                options = {"data": data} if dtype == "int8" and data is not None else {}
-                ours[title] = compile_model(model, example, dtype, **options)
-            except TwofourError as error:
-                if len(asked) == 1:
-                    raise
-                refused[title] = error.got or error.what
-        if not ours:
-            raise OptimizeError(
-                "the model was compiled in none of the types",
-                reasons=[f"{title}: {why}" for title, why in refused.items()],
-                wanted="one type in which it compiles",
-            )
-        meta = {"case": "bench", "model": name, "tokens": tokens_of(calls.Example.of(example).leaves)}
-        meta |= {"refused": refused, "plans": {title: str(getattr(fast, "plan", "")) for title, fast in ours.items()}}
-        return timed(ours, model, example, asked, without=without, seconds=seconds, meta=meta, tell=tell)
+    for dtype in asked:
+        title = f"{OURS}, {dtype}"
+        tell(f"compiling in {dtype}")
+        try:
+            options = {"data": data} if dtype == "int8" and data is not None else {}
+            ours[title] = compile_model(model, example, dtype, **options)
+        except TwofourError as error:
+            if len(asked) == 1:
+                raise
+            refused[title] = error.got or error.what
+    if not ours:
+        raise OptimizeError(
+            "the model was compiled in none of the types",
+            reasons=[f"{title}: {why}" for title, why in refused.items()],
+            wanted="one type in which it compiles",
+        )
+    meta = {"case": "bench", "model": name, "tokens": tokens_of(calls.Example.of(example).leaves)}
+    meta |= {"refused": refused, "plans": {title: str(getattr(fast, "plan", "")) for title, fast in ours.items()}}
+    return timed(ours, model, example, asked, without=without, seconds=seconds, meta=meta, tell=tell)

@@ -16,6 +16,7 @@ from torch import nn
 
 from twofour import calls, checker, measure, report
 from twofour.calls import Example
+from twofour.checkpoints import CONFIG
 from twofour.compiler import advise
 from twofour.compiler import compile as compile_model
 from twofour.errors import LayerError, OptimizeError, TwofourError, cut
@@ -118,7 +119,6 @@ def optimize(
     with ExitStack() as stack:
         display = stack.enter_context(Progress(progress))
         journal = stack.enter_context(opened(folder, task.asked(), others, display))
-        stack.enter_context(calls.without_cache(model))
         return replace(task, journal=journal).run(loading or _LOADING, beside or {})
 
 
@@ -191,7 +191,7 @@ class _Task:
         """Make every step that is not done."""
         names = [one.name(self.pattern) for one in self._candidates]
         self.journal.display.begin(f"optimizing {self.name}", total=5 + 2 * len(names))
-        dense = _score(self.journal.step("judge the dense model", lambda: vars(self._judge[1])))
+        dense = Score(**self.journal.step("judge the dense model", lambda: vars(self._judge[1])))
         advice = self.journal.step(f"measure per layer what {self.pattern} brings", self._advised)
         pruned = self.journal.step(f"prune to {self.pattern}", self._prune)
         unpruned = pruned.get("refused", "")
@@ -239,12 +239,14 @@ class _Task:
         """Prune a copy, smaller first where that is asked for, and keep it for the steps to come."""
         made, told = copy.deepcopy(self.model), []
         if self.budget is not None:
-            made = shrink(made, self.example, self.budget, data=self.data.calibration, progress=False)
+            with calls.without_cache(made):
+                made = shrink(made, self.example, self.budget, data=self.data.calibration, progress=False)
             found = report_of(made)
             told.append(f"Shrunk first: {str(found).partition(chr(10))[0]}.")
         options = {"criterion": self.criterion, "skip": self.skip, "progress": False}
         try:
-            made = prune(made, self.pattern, data=self.data.calibration, samples=self.data.count, **options)
+            with calls.without_cache(made):
+                made = prune(made, self.pattern, data=self.data.calibration, samples=self.data.count, **options)
         except LayerError as error:  # nothing in it can be pruned: it may still run faster dense
             return {"refused": _said(error), "losses": {}, "weights": [], "told": told}
         file = self.journal.work("pruned")
@@ -267,7 +269,7 @@ class _Task:
         if "refused" in made:
             self.journal.display.advance()
             return Tried(name, False, refused=made["refused"])
-        score = _score(self.journal.step(f"judge {name}", lambda: vars(self._judge[0].score(name, self._load(name)))))
+        score = Score(**self.journal.step(f"judge {name}", lambda: vars(self._judge[0].score(name, self._load(name)))))
         return Tried(name, bool(made["sparse"]), score, None, made["bytes"])
 
     def _compile(self, one: _Candidate, name: str, unpruned: str) -> dict[str, Any]:
@@ -320,6 +322,9 @@ class _Task:
             _copy(self.journal.work(kept.name), folder / MODEL)
         for name, place in beside.items():
             _copy(place, folder / name)
+        config: Any = getattr(self.model, "config", None)
+        if CONFIG in beside and hasattr(config, "save_pretrained"):
+            config.save_pretrained(folder)  # with the dtype: a model made of it is the one that the file's graph is of
         reasons = {**choice.reasons, **{name: f"not timed: {why}" for name, why in _missing(record).items()}}
         code = loading.replace("{file}", str(folder / MODEL))
         scores = [one.score for one in tried if one.score is not None]
@@ -392,7 +397,3 @@ def _missing(record: Record) -> dict[str, str]:
 
 def _said(error: TwofourError) -> str:
     return cut(f"{error.what}: {error.got}" if error.got else error.what, 300)
-
-
-def _score(found: Mapping[str, Any]) -> Score:
-    return Score(**found)
