@@ -236,3 +236,75 @@ def test_buffers_have_room_and_grow() -> None:
     assert torch.equal(cache.layers[1].values[:, :, :50], past[1][1])
     assert torch.equal(cache.layers[1].values[:, :, 50:], added[3].expand(-1, -1, 14, -1))
     assert larger.mask.sum() == 2 * 65
+
+
+def stepped(model: Any, **given: Any) -> Any:
+    """What a model answers to one more token behind the cache of `IDS`, and to another one behind that."""
+    from transformers import DynamicCache
+
+    with torch.inference_mode():
+        cache = DynamicCache(config=model.config)
+        model(input_ids=IDS.repeat(2, 1), past_key_values=cache, use_cache=True)
+        token = torch.tensor([[5], [7]])
+        first = model(input_ids=token, past_key_values=cache, **given).logits
+        return first, model(input_ids=token, past_key_values=cache).logits
+
+
+MASK = torch.ones(2, 10, dtype=torch.int64)
+MASK[1, :4] = 0
+LAST = torch.ones(2, 10, dtype=torch.int64)
+LAST[1, -1] = 0
+AT = torch.full((2, 1), 9)
+
+
+@pytest.mark.parametrize(
+    ("given", "by"),
+    [
+        ({"attention_mask": MASK, "position_ids": AT}, ["_stepped", "_stepped"]),  # the second call sees all again
+        ({"attention_mask": LAST, "position_ids": AT}, ["_stepped", "_stepped"]),
+        ({"attention_mask": MASK}, ["_stepped"]),
+        ({"logits_to_keep": torch.tensor([0])}, ["_stepped"]),
+        ({"labels": torch.zeros(2, 1, dtype=torch.int64)}, ["_stepped"]),
+    ],
+)
+def test_arguments_of_a_step_are_heeded_or_left_to_the_layers(
+    models: tuple[Any, Any], calls: list[str], given: dict[str, Any], by: list[str]
+) -> None:
+    masked, fast = models
+    torch.testing.assert_close(stepped(fast, **given), stepped(masked, **given), rtol=1e-4, atol=1e-5)
+    assert [call for call in calls if not call.startswith("_begun")] == by
+
+
+def test_types_of_tokens_are_no_padding(calls: list[str]) -> None:
+    """A tensor of one zero is an argument, not an answer of no."""
+    model = gpt2()
+    fast = twofour.compile(model, {"input_ids": IDS}, tokens=TOKENS)
+    given = {"token_type_ids": torch.zeros(2, 1, dtype=torch.int64)}
+    torch.testing.assert_close(stepped(fast, **given), stepped(model, **given), rtol=1e-4, atol=1e-5)
+
+
+def test_a_cache_of_layers_that_differ_is_left_to_the_layers(models: tuple[Any, Any], calls: list[str]) -> None:
+    from transformers import DynamicCache
+
+    answers = []
+    for model in models:
+        with torch.inference_mode():
+            cache = DynamicCache(config=model.config)
+            model(input_ids=IDS, past_key_values=cache, use_cache=True)
+            layer: Any = cache.layers[1]
+            layer.keys, layer.values = layer.keys[:, :, 3:], layer.values[:, :, 3:]
+            answers.append(model(input_ids=IDS[:, :1], past_key_values=cache).logits)
+    torch.testing.assert_close(answers[1], answers[0], rtol=1e-4, atol=1e-5)
+    assert calls[-1] == "_stepped by layers"
+
+
+def test_an_example_as_long_as_the_positions_keeps_the_graphs(calls: list[str]) -> None:
+    ids = torch.randint(1, 90, (1, 256), generator=torch.Generator().manual_seed(0))
+    model = gpt2()
+    fast = twofour.compile(model, {"input_ids": ids}, tokens=TOKENS)
+    assert torch.equal(generated(fast, IDS), generated(model, IDS)) and "_stepped" in calls
+
+
+def test_attention_that_adds_its_mask_is_refused() -> None:
+    fast = twofour.compile(gpt2(attn_implementation="eager"), {"input_ids": IDS}, tokens=TOKENS)
+    assert any('its attention is "eager"' in note for note in fast.plan.notes)

@@ -15,6 +15,9 @@ from torch.utils._pytree import tree_leaves
 
 from twofour.compiler.caches import Buffers, Pair, cache_of, empty_cache, is_served, recording_cache
 
+UNSEEN = 30.0
+"""What stands behind the keys and values of an example."""
+
 Call = dict[str, Any]
 """What a function of tensors is given, by name."""
 
@@ -111,8 +114,10 @@ class Step(CacheCall):
         return [*tree_leaves(fields_of(answer)), *added]
 
     def example(self, ids: Tensor, past: Sequence[Pair]) -> Call:
-        """Return what the graph is given."""
+        """Return what the graph is given; keys that nobody sees are large, so that a graph that sees them shows."""
         buffers = Buffers(past)
+        for tensor in buffers.leaves:
+            tensor[:, :, buffers.length :] = UNSEEN
         pairs = list(zip(buffers.leaves[::2], buffers.leaves[1::2], strict=True))
         given = {"input_ids": ids[:, -1:].contiguous(), "position_ids": positions_at(buffers.length, len(ids))}
         return {**given, "attention_mask": buffers.mask, "past": pairs}

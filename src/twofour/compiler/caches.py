@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -26,6 +27,18 @@ def is_served(cache: Any, layers: int) -> bool:
     if module is None or type(cache) is not module.DynamicCache or getattr(cache, "offloading", False):
         return False
     return len(cache.layers) == layers and all(type(layer) is module.DynamicLayer for layer in cache.layers)
+
+
+def is_empty(cache: Any) -> bool:
+    """Tell whether this is transformers' `DynamicCache` that has no layers yet."""
+    module: Any = sys.modules.get("transformers.cache_utils")
+    return module is not None and type(cache) is module.DynamicCache and not cache.layers
+
+
+def initialize(layer: Any, keys: Tensor, values: Tensor) -> None:
+    """Let a layer of a cache begin with keys and values; transformers 4 asks for the keys alone."""
+    asked = len(inspect.signature(type(layer).lazy_initialization).parameters) - 1
+    layer.lazy_initialization(*(keys, values)[:asked])
 
 
 def recording_cache(past: Sequence[Pair | None]) -> tuple[Any, list[Any]]:
@@ -73,7 +86,7 @@ def cache_of(past: Sequence[Pair]) -> Any:
     cache: Any = cache_utils.DynamicCache()
     cache.layers = [cache_utils.DynamicLayer() for _ in past]
     for layer, (keys, values) in zip(cache.layers, past, strict=True):
-        layer.lazy_initialization(keys, values)
+        initialize(layer, keys, values)
         layer.keys, layer.values = keys, values
     return cache
 
@@ -91,7 +104,7 @@ class Buffers:
         length: Keys that are there.
         mask: bool (batch, 1, 1, capacity + 1): which keys the next token sees, itself at last.
         leaves: Keys and values with all of their room, layer by layer; what is behind `length` is finite.
-        checked: Whether a program was found to hold for them.
+        checked: dtypes of the tokens and positions that a program was found to hold for with them.
     """
 
     def __init__(self, past: Sequence[Pair]) -> None:
@@ -108,8 +121,29 @@ class Buffers:
             self.mask = torch.zeros(past[0][0].shape[0], 1, 1, room + 1, dtype=torch.bool, device="cpu")
         self.mask[..., : self.length] = True
         self.mask[..., room] = True
-        self.checked = False
+        self.checked: tuple[torch.dtype, torch.dtype] | None = None
         self._handed: list[Tensor] = []
+
+    @classmethod
+    def length_of(cls, cache: Any, rows: int) -> int | None:
+        """Return how many keys a cache holds of so many sequences; None where its layers are not alike."""
+        found = cache.__dict__.get("_twofour_buffers")
+        if found is not None and found._are_in(cache):
+            return found.length if found.mask.shape[0] == rows else None
+        if not all(layer.is_initialized for layer in cache.layers):
+            return None
+        held = {(t.ndim, t.shape[0], t.shape[-2]) for layer in cache.layers for t in (layer.keys, layer.values)}
+        ((axes, batch, length),) = held if len(held) == 1 else ((0, 0, 0),)
+        return length if axes == 4 and batch == rows else None
+
+    def see(self, mask: Tensor | None) -> None:
+        """Let the next token see the keys of a mask (batch, length + 1), itself at last, or all that are there."""
+        if mask is None:
+            self.mask[..., : self.length] = True
+            self.mask[..., -1] = True
+        else:
+            self.mask[:, 0, 0, : self.length] = mask[:, :-1]
+            self.mask[:, 0, 0, -1] = mask[:, -1]
 
     @classmethod
     def of(cls, cache: Any) -> Buffers:

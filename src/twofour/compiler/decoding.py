@@ -24,13 +24,13 @@ from twofour.calls import Example
 from twofour.capture import TRACING, Guard, arguments, capture, without_torchs_log
 from twofour.compiler.agreement import agreement
 from twofour.compiler.cache_calls import Call, Prompt, RefusedError, Step, positions_at
-from twofour.compiler.caches import ROOM, Buffers, Pair, cache_of, is_served
+from twofour.compiler.caches import ROOM, Buffers, Pair, cache_of, initialize, is_empty, is_served
 from twofour.compiler.graph import ENGINES, TIE, kept_layers
 from twofour.compiler.graph_rewrites import compiled_layers, rewrite_graph
 from twofour.compiler.plan import Plan
 from twofour.compiler.terms import Terms
 from twofour.compiler.whole_model import WholeModel, layers_alone, own_signature
-from twofour.errors import CompileError, KernelError, cut
+from twofour.errors import KernelError, cut
 from twofour.graph import JOIN_QKV, Executor, Program
 from twofour.graph.base import FailedRuleError
 from twofour.measure.chooser import race
@@ -83,15 +83,30 @@ def with_decoding(fast: nn.Module, plan: Plan, example: Example, terms: Terms) -
             decoding, said = _chosen(fast, plan, ids, terms)
     except RefusedError as error:
         decoding, said = None, f"decoding runs layer by layer: {error}"
+    except MemoryError:
+        raise
     except Exception as error:  # a rewrite that fails on a model never seen must not cost the layers
-        text = cut(" ".join(str(error).split()), 200)
-        decoding, said = None, f"decoding runs layer by layer: {type(error).__name__}: {text}, please report it"
+        decoding, said = None, f"decoding runs layer by layer: {_told(error)}"
         logger.debug("the graph of a step failed", exc_info=error)
     logger.log(logging.INFO if decoding is not None else logging.WARNING, "%s", said)
     if decoding is not None:
         decoding.inner = fast.__dict__.get("forward")
         object.__setattr__(fast, "forward", decoding)
     return replace(plan, notes=(*plan.notes, said))
+
+
+def _told(error: Exception) -> str:
+    """Return a refusal, or what must not happen with the word to report it."""
+    if isinstance(error, RefusedError):
+        return str(error)
+    return f"{type(error).__name__}: {cut(' '.join(str(error).split()), 200)}, please report it"
+
+
+def _fitting(model: Any, ids: Tensor) -> tuple[Tensor, int]:
+    """Return the beginning of a prompt, and how many tokens a model takes: steps behind twice as many must fit."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    most = limit if isinstance(limit, int) and limit > 4 else 1 << 30
+    return ids[:, : (most - 1) // 2], most
 
 
 @contextmanager
@@ -107,16 +122,21 @@ def _own_forward(model: nn.Module) -> Iterator[None]:
 
 def _chosen(fast: nn.Module, plan: Plan, ids: Tensor, terms: Terms) -> tuple[Decoding | None, str]:
     """Capture and time both graphs; return the forward with those that are used, if any, and what the plan says."""
+    if (how := getattr(fast.config, "_attn_implementation", "sdpa")) != "sdpa":
+        raise RefusedError(f'its attention is "{how}", which adds masks; load it with attn_implementation="sdpa"')
+    ids, most = _fitting(fast, ids)
     prompt = Prompt(fast)
     past = prompt.layers(ids)[1]
     step = Step(fast, prompt.kind, len(past))
     given = step.example(ids, past)
     runner = _runner(fast, plan, step.captured, given, terms, {})
-    for rows, keys in ((ids, past), (torch.cat([ids, ids]), [(_larger(k), _larger(v)) for k, v in past])):
+    larger = [(_larger(k, most), _larger(v, most)) for k, v in past]
+    for rows, keys in ((ids, past), (torch.cat([ids, ids]), larger)):
         _agree(runner, plan, step.example(rows, keys), partial(step.leaves, rows, keys), "a step")
     decoding = Decoding(fast, prompt.kind, len(past), runner)
     layers, graph = partial(step.layers, ids, past), partial(decoding.timed, ids[:, -1:], past)
     times = {"step": _raced(runner, given, terms, layers, graph)}
+    left = ""
     try:
         without, given = {JOIN_QKV.name: "its weights would be kept once more"}, prompt.example(ids)
         first = _runner(fast, plan, prompt.captured, given, terms, without)
@@ -126,21 +146,27 @@ def _chosen(fast: nn.Module, plan: Plan, ids: Tensor, terms: Terms) -> tuple[Dec
         times["prompt"] = _raced(first, given, terms, layers, graph)
         if times["prompt"]["graph"] <= TIE * times["prompt"]["layers"]:
             decoding.prompt, decoding.kept = first, prompt.kept
-    except (RefusedError, CompileError) as error:
-        logger.info("prompts run layer by layer: %s", error)
+    except MemoryError:
+        raise
+    except Exception as error:  # a step's graph is worth having without it
+        left = f"; a prompt runs layer by layer: {_told(error)}"
     decoding.__dict__.pop("_timing", None)
     parts = [
         f"a {name} {ms['graph']:.3f} ms as a graph, {ms['layers']:.3f} ms layer by layer" for name, ms in times.items()
     ]
-    said = f"decoding ({len(ids)} x {ids.shape[1]} tokens in the cache): {'; '.join(parts)}"
+    said = f"decoding ({len(ids)} x {ids.shape[1]} tokens in the cache): {'; '.join(parts)}{left}"
     if times["step"]["graph"] > TIE * times["step"]["layers"]:
         return None, f"{said}; the layers are faster"
     return decoding, said
 
 
-def _larger(tensor: Tensor) -> Tensor:
-    """Return keys or values of twice as many sequences, behind more tokens than a first buffer has room for."""
-    return torch.cat([tensor, tensor]).repeat(1, 1, 1 + ROOM // tensor.shape[2], 1)
+def _larger(tensor: Tensor, most: int) -> Tensor:
+    """Return keys or values of twice as many sequences, behind more tokens than a first buffer has room for.
+
+    They and one more are `most` at most.
+    """
+    length = tensor.shape[2]
+    return torch.cat([tensor, tensor]).repeat(1, 1, min(1 + ROOM // length, (most - 1) // length), 1)
 
 
 def _runner(
@@ -189,13 +215,26 @@ def _raced(
 ) -> dict[str, float]:
     """Return the milliseconds of both engines on one call."""
     sizes = [(tuple(leaf.shape), str(leaf.dtype)) for leaf in tree_leaves(given)]
-    kernels = [layer.dispatch_text for kind in compiled_layers(runner.model) for layer in kind.values()]
+    linear, convolutions = compiled_layers(runner.model)
+    kernels: list[object] = [layer.dispatch_text for layer in (*linear.values(), *convolutions.values())]
+    kernels += [layer.problem.quantization for layer in linear.values()]
     digest = hashlib.sha256(repr((runner.program.python.text, kernels, sizes)).encode()).hexdigest()[:16]
     runner.program.prepare(tree_leaves(given))
     case = terms.cache.key(f"decoding/{digest}")
     calls = {ENGINES[0]: layers, ENGINES[1]: graph}
     found = terms.cache.times(case, ENGINES, lambda: race(calls, repeats=9, seconds=0.5))
     return {name: 1e3 * seconds for name, seconds in found.items()}
+
+
+def _are_positions(given: Any, ids: Tensor) -> bool:
+    if not isinstance(given, Tensor) or given.ndim != 2:
+        return False
+    return given.shape[1] == ids.shape[1] and given.shape[0] in (1, len(ids))
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """Return numbers of one token a sequence with the strides of a new tensor: a run is known by them too."""
+    return tensor if tensor.stride() == (1, 1) else tensor.clone(memory_format=torch.contiguous_format)
 
 
 class Decoding:
@@ -242,60 +281,72 @@ class Decoding:
         return type(self.model).forward(self.model, *args, **kwargs)
 
     def _served(self, cache: Any, given: Call) -> Any:
-        """Return the answer to a call that a graph holds for, else None."""
+        """Return the answer to a call that a graph holds for; else None, and why is said once."""
         ids, mask = given.get("input_ids"), given.get("attention_mask")
+        positions, keep = given.get("position_ids"), given.get("logits_to_keep")
         if not isinstance(ids, Tensor) or ids.ndim != 2 or not ids.numel():
             return self._say("without token ids")
-        if other := [name for name, value in given.items() if name not in TAKEN and value not in (None, False)]:
+        unlike = (name for name, value in given.items() if value is not None and value is not False)
+        if other := [name for name in unlike if name not in TAKEN]:
             return self._say(f"with `{other[0]}`")
         if given.get("use_cache") is False or given.get("return_dict") is False:
             return self._say("that asks for an answer without a cache")
-        if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 2):
+        if keep is not None and type(keep) is not int:
+            return self._say("with `logits_to_keep` that is no number")
+        if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 2 or len(mask) != len(ids)):
             return self._say("with an attention mask that is not (batch, keys)")
+        if positions is not None and not _are_positions(positions, ids):
+            return self._say("with `position_ids` that are not (batch, tokens)")
+        if mask is not None and positions is None and not bool(mask.all()):  # some models count from the mask then
+            return self._say("with hidden tokens and no `position_ids`")
         if not is_served(cache, self.layers):
-            if type(cache).__name__ != "DynamicCache" or cache.layers:
+            if not is_empty(cache):
                 return self._say(f"with a {type(cache).__name__} that is not of {self.layers} layers that grow")
             return None
         if why := self.step.own():
             return self._say(why)
         if not cache.layers[0].is_initialized or not cache.layers[0].keys.numel():
-            return self._begun(cache, given)
-        if ids.shape[1] != 1 or given.get("logits_to_keep", 1) not in (0, 1):
+            return self._begun(cache, ids, mask, positions, keep)
+        if ids.shape[1] != 1 or keep not in (None, 0, 1):
             return self._say("of several tokens behind a cache")
-        return self._stepped(cache, ids, mask, given.get("position_ids"))
+        return self._stepped(cache, ids, mask, positions)
 
     def _stepped(self, cache: Any, ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> Any:
+        """Return the answer to one token behind a cache, which has its keys and values then; else None."""
+        length = Buffers.length_of(cache, len(ids))
+        if length is None:
+            return self._say("with a cache whose layers or sequences are not alike")
+        if mask is not None and mask.shape[1] != length + 1:
+            return self._say("with an attention mask of another length than the cache and the token")
         buffers = Buffers.of(cache)
-        if mask is not None:
-            if mask.shape != (len(ids), buffers.length + 1):
-                return self._say("with an attention mask of another length than the cache and the token")
-            buffers.mask[:, 0, 0, : buffers.length] = mask[:, :-1]
-        if positions is None:
-            positions = positions_at(buffers.length, len(ids))
-        elif positions.shape != ids.shape:
-            positions = positions.expand(len(ids), 1)
+        buffers.see(mask)
+        positions = positions_at(length, len(ids)) if positions is None else positions.expand(len(ids), 1)
+        ids, positions = plain(ids), plain(positions)
         leaves = [ids, positions, buffers.mask, *buffers.leaves]
-        if not buffers.checked and self.step.guard.leaves(self.step.guard.inputs.value(leaves)) is None:
+        kinds = ids.dtype, positions.dtype
+        if buffers.checked != kinds and self.step.guard.leaves(self.step.guard.inputs.value(leaves)) is None:
             return self._say("with a cache whose sizes the graph does not hold for")
-        buffers.checked = True
+        buffers.checked = kinds
         fields, added = self.step.outputs.value(self.step.program(*leaves))
         buffers.append([tensor for pair in added for tensor in pair], cache)
         return self.kind(**fields, past_key_values=cache)
 
-    def _begun(self, cache: Any, given: Call) -> Any:
-        ids, mask, positions = given["input_ids"], given.get("attention_mask"), given.get("position_ids")
-        if self.prompt is None or (mask is not None and not bool(mask.all())):
+    def _begun(self, cache: Any, ids: Tensor, mask: Tensor | None, positions: Tensor | None, keep: int | None) -> Any:
+        """Return the answer to a prompt with an empty cache, which has its keys and values then; else None."""
+        if self.prompt is None:  # the plan says why
             return None
-        if self.kept is not None and given.get("logits_to_keep", 0) != self.kept:
-            return None
+        if mask is not None and (mask.shape != ids.shape or not bool(mask.all())):
+            return self._say("of a prompt with hidden tokens")
+        if self.kept is not None and (keep or 0) != self.kept:
+            return self._say(f"of a prompt without logits_to_keep={self.kept}")
         if positions is None:
             positions = torch.arange(ids.shape[1], device="cpu")
         taken = {"input_ids": ids, "position_ids": positions.expand(len(ids), -1).contiguous()}
         if (leaves := self.prompt.guard.leaves(taken)) is None:
-            return None
+            return self._say("of a prompt whose sizes the graph does not hold for")
         fields, past = self.prompt.outputs.value(self.prompt.program(*leaves))
         for layer, pair in zip(cache.layers, past, strict=True):
-            layer.lazy_initialization(*pair)
+            initialize(layer, *pair)
         Buffers(past).hand(cache)
         return self.kind(**fields, past_key_values=cache)
 
