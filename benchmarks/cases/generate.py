@@ -106,6 +106,7 @@ class Bench:
                 baseline=[name for name in (EAGER, INDUCTOR) if name in runs],
                 seconds=self.seconds,
                 threads=threads,
+                clock="thread" if threads == 1 else "wall",
                 warmup=2,
                 meta={**cell, "notes": plans},
             )

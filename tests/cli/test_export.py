@@ -204,5 +204,5 @@ def test_missing_packages_are_named_before_a_model_is_read(zoo, monkeypatch) -> 
     monkeypatch.setitem(sys.modules, "onnx", None)
     words = ("--to", "onnx", "--input", "64", "--out", "x.onnx")
     result = zoo("export", "zoo_more:not_there", *words)
-    refused(result, "packages that are not installed", ".[onnx]")
+    refused(result, "packages that are not installed", "twofour[onnx]")
     assert "not_there" not in result.output and "reading" not in result.output
