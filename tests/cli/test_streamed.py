@@ -123,7 +123,7 @@ def test_what_does_not_fit_is_said_before_loading(run, hub: Path, monkeypatch: p
 def test_ray_is_for_files(run, hub: Path, monkeypatch: pytest.MonkeyPatch):
     refused(run("prune", "zoo_cli:small", "--out", "out", "--ray", "local"), "only files are spread over machines")
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    refused(run("prune", "hub", "--out", "out", "--ray", "auto"), "needs Ray", 'pip install ".[ray]"')
+    refused(run("prune", "hub", "--out", "out", "--ray", "auto"), "needs Ray", 'pip install "twofour[ray]"')
     assert not Path("out").exists() and not list(Path.cwd().glob("out*"))
 
 

@@ -16,7 +16,7 @@ from twofour.kernels.dispatch import DispatchTable
 
 
 def test_a_second_compile_measures_nothing(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twofour.measure.chooser.SETTLED", float("inf"))
+    monkeypatch.setattr("twofour.measure.cache.SETTLED", float("inf"))
     first = quick(twofour.prune(mlp(), "2:4"))
     monkeypatch.setattr("twofour.compiler.choose.race", lambda *_, **__: pytest.fail("measured again"))
     second = quick(twofour.prune(mlp(1), "2:4"))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMPILERS = ("cc", "c++", "gcc", "g++", "clang", "clang++", "cmake", "ninja", "make", "ld", "as")
-TESTS = ("tests/test_tiny.py", "tests/test_lean_import.py", "tests/native")
+TESTS = ("tests/test_tiny.py", "tests/test_lean_import.py", "tests/test_linked.py", "tests/native")
 
 
 def run(*command: str | Path, **environment: str) -> str:

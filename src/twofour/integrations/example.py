@@ -93,9 +93,9 @@ def _sequences(model: Any, batch: int, length: int) -> dict[str, Tensor] | None:
     rows, longest = table.num_embeddings, _longest(model)
     length = length if longest is None else max(2, min(length, longest))
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(rows // 2, rows, (batch, length), generator=generator)
-    lengths = torch.linspace(max(1, length // 2), length, batch).long()
-    mask = (torch.arange(length) < lengths[:, None]).long()
+    ids = torch.randint(rows // 2, rows, (batch, length), generator=generator, device="cpu")
+    lengths = torch.linspace(max(1, length // 2), length, batch, dtype=torch.float32, device="cpu").long()
+    mask = (torch.arange(length, device="cpu") < lengths[:, None]).long()
     padding = getattr(model.config.get_text_config(), "pad_token_id", None)
     ids = ids if padding is None else ids.where(mask.bool(), padding)
     known = {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
@@ -110,7 +110,7 @@ def _images(model: Any, batch: int) -> dict[str, Tensor] | None:
     if len(shape) < 4:
         return None
     generator = torch.Generator().manual_seed(0)
-    return {"pixel_values": torch.randn(shape, generator=generator).to(model.dtype)}
+    return {"pixel_values": torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(model.dtype)}
 
 
 def _names(model: Any) -> list[str]:

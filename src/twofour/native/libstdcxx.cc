@@ -1,5 +1,5 @@
 // What newer headers of libstdc++ call and its older libraries lack. With it the extension asks for nothing newer than
-// GCC 7's library has, whatever GCC compiled it; tests/native/test_linked.py holds that.
+// GCC 7's library has, whatever GCC compiled it; tests/test_linked.py holds that.
 #include <new>
 
 #ifdef __GLIBCXX__

@@ -113,7 +113,7 @@ class Judge:
     def _values(self, found: Tensor, want: Tensor) -> Tensor:
         """Return a figure from 0 to 100 a sample."""
         if found.shape != want.shape:
-            return torch.zeros(len(want))
+            return torch.zeros(len(want), dtype=torch.float32, device="cpu")
         if self.kind == AGREEMENT:
             return 100.0 * (found.argmax(-1) == want.argmax(-1)).float()
         found, want = found.float().flatten(1), want.float().flatten(1)

@@ -63,7 +63,7 @@ def seal(content: bytearray) -> None:
 
 def _digest(content: bytearray, seed: int) -> int:
     if not content:
-        return native.extension().digest(torch.empty(0, dtype=torch.uint8), seed)
+        return native.extension().digest(torch.empty(0, dtype=torch.uint8, device="cpu"), seed)
     return native.extension().digest(torch.frombuffer(content, dtype=torch.uint8), seed)
 
 

@@ -104,7 +104,7 @@ class Constants:
 
     def _block(self, address: int, extent: _Extent) -> bytes:
         start = self._start(address)
-        whole = torch.empty(0, dtype=torch.uint8).set_(extent.storage)
+        whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(extent.storage)
         known = whole[max(start, 0) : extent.end].numpy().tobytes()
         return bytes(max(-start, 0)) + known
 

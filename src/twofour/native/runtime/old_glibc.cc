@@ -1,5 +1,5 @@
 // What a static libstdc++ of a newer system takes of its glibc, under the names and versions that glibc 2.28 has: linked on
-// glibc 2.36, libtwofour runs on both. Hidden, so that nothing else in the process sees them; tests/native/test_linked.py
+// glibc 2.36, libtwofour runs on both. Hidden, so that nothing else in the process sees them; tests/test_linked.py
 // holds the result. Compiled where glibc is new enough to need it.
 #include <cstddef>
 #include <cstdint>
