@@ -21,7 +21,7 @@ def quantize_openvino(model: Any, samples: Sequence[tuple[Tensor, ...]], dtype: 
     """Return the OpenVINO model in int8 (weights and activations, calibrated) or with int4 weights, through nncf."""
     if dtype not in ("int8", "int4"):
         return model
-    import nncf
+    import nncf  # pyright: ignore[reportMissingImports]
 
     with contextlib.redirect_stdout(io.StringIO()):  # its progress bars
         return _with_nncf(nncf, model, samples, dtype)

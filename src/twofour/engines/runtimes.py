@@ -73,7 +73,7 @@ def openvino(subject: Subject, dtype: str, threads: int, *, sparse_rate: float |
         threads: Its own threads, in one stream.
         sparse_rate: Share of zeros from which it keeps weights compressed and decompresses them while computing.
     """
-    import openvino as ov
+    import openvino as ov  # pyright: ignore[reportMissingImports]
 
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")
