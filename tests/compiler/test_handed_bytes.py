@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import twofour
 from tests.graph.small import Encoder, GatedBlock
+from twofour.compiler import fused_matmuls, graph_rewrites
 from twofour.compiler import graph as compiled_graph
 from twofour.compiler.handed_bytes import IN_BYTES
 from twofour.measure.distance import distance
@@ -69,6 +70,29 @@ def test_its_times_are_its_own(
     for data in (None, [example], None, [example]):
         compiled(model, *example, data=data)
     assert len(raced) == 2, "a graph of static ranges is another than that of ranges of each token"
+
+
+@pytest.mark.parametrize("handing", [True, False])
+def test_so_are_those_of_its_joined_products(
+    encoder: tuple[nn.Module, tuple[Tensor, Tensor]],
+    own_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    handing: bool,
+) -> None:
+    model, example = encoder
+    raced: list[bool] = []
+
+    def timed(layer: Any, *_: object) -> tuple[dict[str, float], float]:
+        raced.append(layer.problem.quantization.dynamic)
+        return {"together": 1.0, "apart": 2.0}, 0.0
+
+    monkeypatch.setenv("TWOFOUR_CACHE", str(own_cache))
+    monkeypatch.setattr(fused_matmuls, "together_and_apart", timed)
+    if not handing:  # then both read the same type
+        monkeypatch.setattr(graph_rewrites, "hand_on_bytes", lambda *_: 0)
+    for data in (None, [example]):
+        compiled(model, *example, data=data)
+    assert raced == [True, False], "once for both layers of a kind, whatever their ranges"
 
 
 def test_a_gate_stays_as_it_is(isa: str) -> None:

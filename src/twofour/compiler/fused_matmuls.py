@@ -233,8 +233,11 @@ class _Placer:
 
         They are measured once for layers of one kind.
         """
-        tables = " ".join(one.dispatch_text for one in (layer, *parts))
-        digest = hashlib.sha256(tables.encode()).hexdigest()[:16]
+        facts = [one.dispatch_text for one in (layer, *parts)]
+        quantization = layer.problem.quantization  # of a static range the values cost no time
+        if not quantization.dynamic or quantization.y_dtype is not None:
+            facts.append(f"{'dynamic' if quantization.dynamic else 'static'} {quantization.y_dtype}")
+        digest = hashlib.sha256(" ".join(facts).encode()).hexdigest()[:16]
         held = str(types.read).removeprefix("torch.")
         alone = [_inside(part, replace(part.problem, quantization=layer.problem.quantization)) for part in parts]
         key = self.cache.key(f"joined/{layer.out_features}x{layer.in_features}@{tokens}/{held}/{digest}")

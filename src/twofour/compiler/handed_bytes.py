@@ -75,9 +75,9 @@ def _readers(node: fx.Node, layers: Layers) -> tuple[list[fx.Node], Quantization
     ranges = {
         user: found
         for user in node.users
-        if (found := static_range(user, layers)) is not None and list(user.args).index(node) == 0
+        if user.args and user.args[0] is node and (found := static_range(user, layers)) is not None
     }
-    alone = {user: found for user, found in ranges.items() if list(user.args).count(node) == 1}
+    alone = {user: found for user, found in ranges.items() if [*user.args, *user.kwargs.values()].count(node) == 1}
     first = next(iter(alone.values()), None)
     return [user for user, found in alone.items() if found == first], first
 
