@@ -67,6 +67,25 @@ def test_what_little_effort_measured_serves_compilations_of_no_more(own_cache: P
     assert kernels.times(Cache.for_this_machine([])) == {"a": 1.0, "b": 2.0}
 
 
+def test_little_effort_settles_nothing_however_often_it_looks(own_cache: Path) -> None:
+    for found in ({"a": 1.0}, {"b": 3.0}, {"a": 2.0, "b": 3.0}):
+        cache = Cache.for_this_machine([], effort=QUICK)
+        cache.put("case", found)
+        cache.save()
+    kernels, full = Kernels((4.0, 2.0, 0.0)), Cache.for_this_machine([])
+    assert not full.looked_at("case")
+    assert kernels.times(full) == {"a": 1.0, "b": 2.0} and full.looked_at("case")
+    full.save()
+    quick = Cache.for_this_machine([], effort=QUICK)
+    quick.put("case", {"a": 1.0})
+    quick.save()
+    assert kernels.times(Cache.for_this_machine([])) == {"a": 1.0, "b": 2.0}, "what was settled stays so"
+    another = Cache.for_this_machine([], effort=QUICK)
+    another.put("case", {"c": 1.0})
+    another.save()
+    assert not Cache.for_this_machine([]).looked_at("case"), "a kernel that is new is not"
+
+
 def test_a_compilation_says_how_much_it_measured(own_cache: Path) -> None:
     kernels = Kernels((1.0, 3.0, 0.0))
     cache = Cache.for_this_machine([])

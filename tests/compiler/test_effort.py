@@ -8,10 +8,12 @@ import pytest
 import torch
 
 import twofour
+from tests.report.runs import timing
 from twofour.compiler import against_dense, compile
 from twofour.compiler.choose import DEFAULT_TOKENS, QUICK_TOKENS
 from twofour.errors import CompileError
-from twofour.measure.effort import FULL, QUICK, effort
+from twofour.measure import Record, chooser
+from twofour.measure.effort import FULL, QUICK, effort, measuring
 
 from .small import TOKENS, mlp
 
@@ -28,6 +30,8 @@ def test_quick_measures_fewer_counts_and_says_which_it_left_out(no_measuring: No
     assert said in str(quick.plan) and "effort" not in str(full.plan)
     asked = twofour.compile(masked, X, effort="quick", tokens=(2, 64))
     assert set(asked.plan.layers[0].times) == {2, 3, 64} and "tokens were not measured" not in str(asked.plan)
+    on_example = twofour.compile(masked, torch.randn(128, 64), effort="quick")
+    assert "; 8, 512 tokens were not measured" in str(on_example.plan)
 
 
 def test_the_effort_is_that_of_every_race(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +45,20 @@ def test_the_effort_is_that_of_every_race(monkeypatch: pytest.MonkeyPatch) -> No
     for name in ("quick", "full"):
         twofour.compile(twofour.prune(mlp(), "2:4"), X, tokens=TOKENS, effort=name)
     assert seen == [QUICK, FULL] and effort() is FULL
+
+
+def test_on_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def compare(calls: Mapping[str, object], *, repeats: int, seconds: float) -> Record:
+        seen.append((repeats, seconds))
+        return Record({name: timing(1.0) for name in calls}, ())
+
+    monkeypatch.setattr(chooser, "compare_on_gpu", compare)
+    for how in (FULL, QUICK):
+        with measuring(how):
+            chooser.race({"a": lambda: None}, seconds=0.5, gpu=True)
+    assert seen == [(7, 0.5), (QUICK.rounds, 0.5 * QUICK.box)]
 
 
 def test_a_quick_file_asks_for_no_more_when_it_is_loaded(no_measuring: None, tmp_path: Path) -> None:

@@ -133,13 +133,12 @@ def compile(
         require_for_gpu(data, graph)
         tokens = GPU_TOKENS if tokens is DEFAULT_TOKENS else tokens
     how = EFFORTS[effort]
-    notes = () if how is FULL else (unmeasured(how, tokens),)
-    tokens = QUICK_TOKENS if how is QUICK and tokens is DEFAULT_TOKENS else tokens
+    counts = QUICK_TOKENS if how is QUICK and tokens is DEFAULT_TOKENS else tokens
     given = _examined(example, data, computing.dtype)
-    terms = Terms(computing, memory, tuple(tokens), rules=rules, native=graph == NATIVE, effort=how)
+    terms = Terms(computing, memory, tuple(counts), rules=rules, native=graph == NATIVE, effort=how)
     with calls.evaluating(model), calls.keeping_buffers(model), torch.no_grad(), measuring(how), stages(progress) as at:
         fast, layers, reference = _layer_by_layer(model, given, data, terms, at)
-        layers = replace(layers, notes=notes)
+        layers = replace(layers, notes=() if how is FULL else (unmeasured(how, tokens, layers.layers),))
         if given is None:
             plan = without_example(layers, graph)
         else:

@@ -7,18 +7,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from twofour.compiler.choose import DEFAULT_TOKENS, QUICK_TOKENS
-from twofour.compiler.plan import Plan
+from twofour.compiler.plan import LayerPlan, Plan
 from twofour.measure.effort import Effort
 
 logger = logging.getLogger("twofour.compiler")
 
 
-def unmeasured(how: Effort, tokens: Sequence[int]) -> str:
-    """Return what a small effort leaves out."""
+def unmeasured(how: Effort, tokens: Sequence[int], layers: Sequence[LayerPlan]) -> str:
+    """Return what a small effort leaves out: counts at which some layer was not measured, on the example neither."""
     counts = ""
     if tokens is DEFAULT_TOKENS:
-        left = [str(count) for count in tokens if count not in QUICK_TOKENS]
-        counts = f"; {', '.join(left)} tokens were not measured and take the kernel of the nearest count that was"
+        measured = [layer.times for layer in layers if layer.times.keys() >= {*QUICK_TOKENS}]
+        left = [str(count) for count in tokens if any(count not in times for times in measured)]
+        said = f"; {', '.join(left)} tokens were not measured and take the kernel of the nearest count that was"
+        counts = said if left else ""
     return f'effort="{how.name}": at most {how.rounds} short rounds a case{counts}; effort="full" measures the rest'
 
 

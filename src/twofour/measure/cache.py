@@ -52,16 +52,24 @@ class Entry:
 
     Attributes:
         seconds: Seconds of each kernel.
-        looks: How often it was measured; `MOST_LOOKS` where the order was settled at once.
+        looks: How often it was measured in full; `MOST_LOOKS` where the order was settled at once, 1 where all looks
+            were of less than the full effort.
     """
 
     seconds: Mapping[str, float]
     looks: int = MOST_LOOKS
 
-    def with_look(self, seconds: Mapping[str, float], settled: bool) -> Entry:
-        """Return it with another look: of each kernel the lower time, which others disturbed least."""
+    def with_look(self, seconds: Mapping[str, float], doubt: float, effort: Effort) -> Entry:
+        """Return it with another look: of each kernel the lower time, which others disturbed least.
+
+        A look of less than the full effort settles nothing, however often it is repeated.
+        """
         lower = {name: min(s, self.seconds.get(name, s)) for name, s in seconds.items()}
-        return Entry({**self.seconds, **lower}, MOST_LOOKS if settled else min(self.looks + 1, MOST_LOOKS))
+        if effort != FULL:
+            looks = max(self.looks, 1) if seconds.keys() <= self.seconds.keys() else 1
+        else:
+            looks = MOST_LOOKS if doubt <= SETTLED else min(self.looks + 1, MOST_LOOKS)
+        return Entry({**self.seconds, **lower}, looks)
 
 
 class Cache:
@@ -137,12 +145,17 @@ class Cache:
         here, alike = self._machines
         if here is not None and complete(times := here.seconds.get(key, {})):
             return self._from(here, key, times)
-        kept = None if self._fresh else self._kept.get(key)
-        if kept is not None and kept.looks >= self._effort.looks and complete(kept.seconds):
+        kept = self._kept.get(key)
+        if kept is not None and self.looked_at(key) and complete(kept.seconds):
             self._used[key] = kept.seconds
             return kept.seconds
         found = next((one for one in alike if complete(one.seconds.get(key, {}))), None)
         return None if found is None else self._from(found, key, found.seconds[key])
+
+    def looked_at(self, key: str) -> bool:
+        """Tell whether a case was looked at here, or as often as this effort asks in processes before."""
+        kept = None if self._fresh else self._kept.get(key)
+        return key in self._new or (kept is not None and kept.looks >= self._effort.looks)
 
     def carries(self, key: str, names: Sequence[str]) -> bool:
         """Tell whether the saved model has the seconds of all these kernels, so that nothing need be measured."""
@@ -181,7 +194,7 @@ class Cache:
         """
         seconds = {name: float(f"{s:.{DIGITS}g}") for name, s in seconds.items()}
         before = self._new.get(key) or (None if self._fresh else self._kept.get(key)) or Entry({}, 0)
-        self._new[key] = before.with_look(seconds, doubt <= SETTLED and self._effort == FULL)
+        self._new[key] = before.with_look(seconds, doubt, self._effort)
         self._doubts[key] = doubt
         self._used[key] = self._new[key].seconds
         self._measured += 1

@@ -63,11 +63,12 @@ def race(
         cold: The copies are rotated over without warming one up.
         gpu: They run on the GPU, whose own clock times them: nothing else runs there.
     """
-    if gpu:
-        found = compare_on_gpu(calls, repeats=repeats, seconds=seconds)
-        return {name: found.median(name) for name in calls}, 0.0
     how, weights = effort(), "cold" if cold else "hot"
-    spent = {"repeats": min(repeats, how.rounds), "seconds": seconds * how.box, "sure": SURE if how.sure else None}
+    rounds, box = min(repeats, how.rounds), seconds * how.box
+    if gpu:
+        found = compare_on_gpu(calls, repeats=rounds, seconds=box)
+        return {name: found.median(name) for name in calls}, 0.0
+    spent = {"repeats": rounds, "seconds": box, "sure": SURE if how.sure else None}
     record = compare(calls, weights=weights, clock=clock(), behind=how.behind, **spent)
     return {name: record.undisturbed(name) for name in calls}, record.doubt or 0.0
 
