@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.report.runs import timing
+from twofour.errors import OptimizeError
 from twofour.measure import Record
 from twofour.optimizing.outcome import Tried, choose, verdict_of
 from twofour.report import Score
@@ -26,6 +27,12 @@ def test_the_fastest_whose_quality_holds_is_kept() -> None:
     assert choice.reasons["dense"].startswith("slower than the one that is kept, by 50%")
     assert choice.reasons["bfloat16"] == "not compiled: no kernel"
     assert choose([FLOAT, INT8, DENSE], None).kept == "int8"
+
+
+def test_where_none_was_timed_it_is_said_of_each() -> None:
+    with pytest.raises(OptimizeError, match="no model was timed") as failure:
+        choose([REFUSED, Tried("untimed", True)], None)
+    assert "bfloat16: no kernel" in str(failure.value) and "untimed: not judged" in str(failure.value)
 
 
 def test_dense_is_kept_where_nothing_sparse_holds() -> None:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import html
 import importlib
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import twofour
 from twofour import measure, optimizing
-from twofour.errors import CompileError, OptimizeError
-from twofour.optimizing.folder import JOURNAL, RESULTS, Journal
+from twofour.engines.candidates import Candidates
+from twofour.engines.quantized import _errors_alone
+from twofour.errors import CompileError, ExportError, OptimizeError
+from twofour.files import writing
+from twofour.optimizing.folder import JOURNAL, RESULTS, Journal, name_of
+from twofour.optimizing.samples import parted
 
 FAST: dict[str, Any] = {"without": ("torch.compile", "OpenVINO", "ONNX Runtime"), "seconds": 0.02, "progress": False}
 FAST |= {"criterion": "magnitude"}
@@ -88,6 +95,53 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     nn.init.zeros_(other[0].bias)  # type: ignore[index]
     with pytest.raises(OptimizeError, match="the same weights"):
         optimizing.optimize(other, *given[1:], **FAST)
+    calibrating = [*parted(given[0], DATA, 128).used]
+    changed = [part + 1 if torch.equal(part, calibrating[0].inputs) else part for part in DATA]
+    with pytest.raises(OptimizeError, match="the same data"):
+        optimizing.optimize(given[0], changed, given[2], **FAST)
+
+
+def test_a_full_disk_is_not_remembered_as_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("twofour.optimizing.optimize")
+    save = module.save
+
+    def full(model: nn.Module, file: Path) -> None:
+        if "dense" in file.name:
+            with writing(file, ExportError):
+                raise OSError(errno.ENOSPC, "No space left on device")
+        save(model, file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "save", full)
+        with pytest.raises(ExportError, match="free space on the disk"):
+            optimizing.optimize(small(), DATA, tmp_path / "run", **FAST)
+    assert not any("dense," in step for step in json.loads((tmp_path / "run" / JOURNAL).read_text())["done"])
+    assert "twofour dense, float32" in optimizing.optimize(small(), DATA, tmp_path / "run", **FAST).record.timings
+
+
+def test_another_function_of_the_same_name_is_another_run() -> None:
+    def function(body: str) -> Any:
+        scope: dict[str, Any] = {}
+        exec(f"def evaluate(model):\n    return max(x for x in {body} if x in {{'a', 'b'}})", scope)
+        return scope["evaluate"]
+
+    assert name_of(function("'ab'")) == name_of(function("'ab'")) != name_of(function("'ba'"))
+
+
+def test_runtimes_own_tools_leave_logging_as_it_was() -> None:
+    root = logging.getLogger()
+    before = root.level
+    with pytest.raises(ValueError, match="inside"), _errors_alone(None):
+        assert root.level == logging.ERROR
+        raise ValueError("inside")
+    assert root.level == before
+
+
+def test_an_answer_of_zeros_is_right_where_zeros_are_due() -> None:
+    found = Candidates()
+    found.add("zeros", lambda: lambda: np.zeros(3), np.zeros(3, np.float32), "float32")
+    found.add("ones", lambda: lambda: np.ones(3), np.zeros(3, np.float32), "float32")
+    assert found.errors == {"zeros": 0.0} and found.missing["ones"].startswith("wrong")
 
 
 @pytest.mark.long

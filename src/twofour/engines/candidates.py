@@ -106,7 +106,8 @@ def _distance(answer: Any, reference: np.ndarray) -> float:
     found = values_of(answer)
     if found.shape != reference.shape:
         return float("nan")
-    return float(np.linalg.norm((found - reference).ravel()) / np.linalg.norm(reference.ravel()))
+    size = np.linalg.norm(reference.ravel()) or 1.0  # of an answer that is zero throughout, the distance itself
+    return float(np.linalg.norm((found - reference).ravel()) / size)
 
 
 def reason_of(error: Exception) -> str:

@@ -7,7 +7,7 @@ import copy
 import io
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,29 @@ from torch import Tensor, nn
 GROUP = 128
 
 
+@contextlib.contextmanager
+def _errors_alone(name: str | None) -> Iterator[None]:
+    """Let a logger, None for the root, say errors alone inside."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 def quantize_openvino(model: Any, samples: Sequence[tuple[Tensor, ...]], dtype: str) -> Any:
     """Return the OpenVINO model in int8 (weights and activations, calibrated) or with int4 weights, through nncf."""
     if dtype not in ("int8", "int4"):
         return model
     import nncf  # pyright: ignore[reportMissingImports]
 
-    with contextlib.redirect_stdout(io.StringIO()):  # its progress bars
+    with contextlib.redirect_stdout(io.StringIO()), _errors_alone("nncf"):  # without its progress bars
         return _with_nncf(nncf, model, samples, dtype)
 
 
 def _with_nncf(nncf: Any, model: Any, samples: Sequence[tuple[Tensor, ...]], dtype: str) -> Any:
-    logging.getLogger("nncf").setLevel(logging.ERROR)
     if dtype == "int4":
         mode = nncf.CompressWeightsMode.INT4_ASYM
         return nncf.compress_weights(model, mode=mode, group_size=GROUP, ratio=1.0, all_layers=True)
@@ -45,8 +56,8 @@ def quantize_onnx(path: Path, dtype: str) -> Path:
     if dtype == "int8":
         from onnxruntime.quantization import QuantType, quantize_dynamic
 
-        logging.getLogger().setLevel(logging.ERROR)
-        quantize_dynamic(path, target, per_channel=True, weight_type=QuantType.QInt8)
+        with _errors_alone(None):
+            quantize_dynamic(path, target, per_channel=True, weight_type=QuantType.QInt8)
         return target
     import onnx
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import CodeType
 from typing import Any, TypeVar
 
 import torch
@@ -133,3 +134,26 @@ def digest(value: nn.Module | object) -> str:
         else:
             found.update(repr(leaf).encode())
     return found.hexdigest()
+
+
+def name_of(function: Callable[..., Any] | None) -> str | None:
+    """Return a function's name with a checksum of its code, where it has one; None for none."""
+    if function is None:
+        return None
+    name = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', type(function).__name__)}"
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return name if code is None else f"{name}:{digest(code_of(code))}"
+
+
+def code_of(code: CodeType) -> tuple[object, ...]:
+    """Return what a function does, alike in every process: its instructions, names and constants, without places."""
+    constants = (
+        code_of(one) if isinstance(one, CodeType) else sorted(map(repr, one)) if isinstance(one, frozenset) else one
+        for one in code.co_consts
+    )
+    return code.co_code, code.co_names, code.co_varnames, tuple(constants)
+
+
+def of_the_moment(error: BaseException | None) -> bool:
+    """Tell whether an error was caused by the disk or the memory, which may serve the next time."""
+    return error is not None and (isinstance(error, OSError | MemoryError) or of_the_moment(error.__cause__))

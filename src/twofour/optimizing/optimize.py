@@ -24,7 +24,7 @@ from twofour.export import load, save
 from twofour.files import named, replacing
 from twofour.layers import require_module
 from twofour.measure import Record
-from twofour.optimizing.folder import MODEL, PAGE, PLAN, RECORD, Journal, digest, opened
+from twofour.optimizing.folder import MODEL, PAGE, PLAN, RECORD, Journal, digest, name_of, of_the_moment, opened
 from twofour.optimizing.outcome import Choice, Outcome, Tried, choose, verdict_of
 from twofour.optimizing.quality import OWN, TITLES, Evaluate, Judge
 from twofour.optimizing.samples import SEED, Samples, example_of, parted, tokens_of
@@ -105,6 +105,7 @@ def optimize(
     Raises:
         OptimizeError: An argument is impossible, the folder holds something else or another run, the function that
             judges fails, or no model was compiled.
+        ExportError: A compiled model cannot be written; called again, the run goes on there.
         DataError: The data cannot be used, or are too few.
         TwofourError: The model cannot be pruned or shrunk as asked.
     """
@@ -134,12 +135,6 @@ def _require(within: float | None, seconds: float, pooling: str, widths: Sequenc
         raise OptimizeError("the pooling is not known", got=repr(pooling), wanted='"mean" or "cls"')
     for text in widths:
         Widths.parse(text)
-
-
-def _name_of(evaluate: Evaluate | None) -> str | None:
-    if evaluate is None:
-        return None
-    return f"{getattr(evaluate, '__module__', '')}:{getattr(evaluate, '__qualname__', type(evaluate).__name__)}"
 
 
 @dataclass(frozen=True)
@@ -177,10 +172,10 @@ class _Task:
 
     def asked(self) -> dict[str, Any]:
         """Return what makes the run this one, JSON-ready: another model, other data or versions are another run."""
-        held = [[batch.inputs, batch.target] for batch in self.data.held]
+        given = [[[batch.inputs, batch.target] for batch in part] for part in (self.data.used, self.data.held)]
         return {
-            **{"model": self.name, "weights": digest(self.model), "data": digest(held), "samples": self.data.count},
-            **{"evaluate": _name_of(self.evaluate), "within": self.within, "pattern": self.pattern},
+            **{"model": self.name, "weights": digest(self.model), "data": digest(given), "samples": self.data.count},
+            **{"evaluate": name_of(self.evaluate), "within": self.within, "pattern": self.pattern},
             **{"criterion": self.criterion, "skip": [self.skip] if isinstance(self.skip, str) else list(self.skip)},
             **{"batch": self.batch, "budget": repr(self.budget), "widths": list(self.widths)},
             **{"without": list(self.without), "seconds": self.seconds, "pooling": self.pooling},
@@ -284,6 +279,8 @@ class _Task:
             fast: Any = compile_model(base, self.example, one.dtype, **options)
             save(fast, file := self.journal.work(name))
         except TwofourError as error:
+            if of_the_moment(error):
+                raise  # the journal keeps what holds for good: called again, the run tries it once more
             return {"refused": _said(error)}
         plan = fast.plan
         sparse = one.sparse and any(layer.sparse for layer in plan.layers)

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from twofour.errors import OptimizeError
 from twofour.measure import Record
 from twofour.report import Score
 from twofour.report.facts import milliseconds, size
@@ -57,11 +58,20 @@ def choose(tried: Sequence[Tried], least: float | None) -> Choice:
     """Keep the fastest model whose quality is at least `least`; without a limit the fastest.
 
     Where none holds, the one of the best quality is kept, and `held` says so.
+
+    Raises:
+        OptimizeError: None was timed.
     """
     timed = [one for one in tried if one.score is not None and one.seconds is not None]
     holding = [one for one in timed if least is None or (one.score is not None and one.score.value >= least)]
     if not timed:
-        raise AssertionError("no model was timed")
+        raise OptimizeError(
+            "no model was timed, so that none can be chosen",
+            got=f"{len(tried)} models, none with both a quality and a time",
+            wanted="a model that compiles, is judged and timed",
+            reasons=[f"{one.name}: {one.refused or 'not judged or not timed'}" for one in tried],
+            remedy="remove the folder of the run and start it again",
+        )
     if holding:
         fastest = min(one.seconds for one in holding if one.seconds is not None)
         near = [one for one in holding if one.seconds is not None and one.seconds <= (1 + TIE) * fastest]
