@@ -19,7 +19,7 @@
  *
  * Threads: a model may be run by several threads at once; each run has memory of its own, which the model keeps for the
  * next. twofour_free must not overlap another call with that model. The library is not unloaded by dlclose: its threads
- * wait for their next work until the process ends.
+ * wait for their next work until the process ends. After fork a child must not run a model which another thread was running.
  */
 #ifndef TWOFOUR_H
 #define TWOFOUR_H
@@ -65,11 +65,12 @@ typedef struct twofour_model twofour_model;
 
 /* Calls each(data, place) once for every place from 0 to count - 1, all at once and each on a thread of its own, of which the
  * calling thread may be one, and returns when all have ended. They wait for each other: run one after the other they would
- * wait for ever. `count` is at most the `threads` of the options. */
+ * wait for ever. `count` is at most the `threads` of the options. Where several threads run models, it may be called by each
+ * of them at once, and must then have `count` threads for each call. */
 typedef void (*twofour_parallel)(void *pool, int64_t count, void (*each)(void *data, int64_t place), void *data);
 
 /* How a model is run. Fill it with zeros, then `size` with sizeof(twofour_options): fields that later versions add are then
- * known not to be there. */
+ * known not to be there. A library refuses those that it does not know, where they are not zero. */
 typedef struct twofour_options {
   size_t size;
   int32_t threads;           /* of each run, 1 to 1024; 0: 1 */

@@ -31,7 +31,8 @@ from twofour import export, native
 from twofour.cli import app
 from twofour.errors import ExportError
 from twofour.export.runtime import library as libtwofour
-from twofour.export.runtime.file import HEADER, seal
+from twofour.export.runtime.file import HEADER, encoded, seal
+from twofour.export.runtime.program import Constants, Lying, Program
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLE = ROOT / "examples" / "runtime" / "run.c"
@@ -354,8 +355,33 @@ def test_nulls_and_strange_numbers_are_refused() -> None:
     assert found.twofour_programs(None) == found.twofour_inputs(None, 0) == found.twofour_outputs(None, 3) == 0
     assert found.twofour_input(None, 0, 0, None) == lib.ARGUMENT
     found.twofour_free(None)
-    for options in (lib.Options(0, 1), lib.Options(lib.ctypes.sizeof(lib.Options), -1)):
+    size = lib.ctypes.sizeof(lib.Options)
+    for options in (lib.Options(0, 1), lib.Options(size, -1), lib.Options(1 << 40, 1)):
         assert found.twofour_load(b"x", byref(options), byref(handle), text, 200) == lib.ARGUMENT
+    larger = (lib.Options * 2)(lib.Options(2 * size, 1))  # of a later version, whose fields may say something
+    assert found.twofour_load(b"/nothing/here", larger, byref(handle), text, 200) == lib.FILE
+    larger[1].threads = 1
+    assert found.twofour_load(b"/nothing/here", larger, byref(handle), text, 200) == lib.ARGUMENT
+    assert b"of a newer one" in text.value
+
+
+def one_place(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> bytearray:
+    """Make a file without calls, whose output is such a place in its input, 16 numbers of uint8."""
+    place = Lying("input", 0, 0, dtype, shape, strides)
+    program = Program([("x", torch.zeros(16, dtype=torch.uint8))], [("y", 0)], 0, [place])
+    return encoded([program], Constants())
+
+
+def test_places_that_no_kernel_may_read_are_refused() -> None:
+    model = lib.Model(one_place(torch.uint8, (1, 4), (7, 2)))
+    given = torch.arange(16, dtype=torch.uint8)
+    assert model.run({"x": given})["y"].tolist() == [[0, 2, 4, 6]]
+    for strides in ((1 << 62, 2), (-1, 2)):
+        with pytest.raises(lib.RefusedError, match="impossible strides") as error:
+            lib.Model(one_place(torch.uint8, (1, 4), strides))
+        assert error.value.status == lib.DAMAGED
+    with pytest.raises(lib.RefusedError, match="wider numbers in an input"):
+        lib.Model(one_place(torch.float32, (4,), (1,)))
 
 
 def test_an_index_out_of_range_is_refused(tmp_path: Path) -> None:
@@ -383,6 +409,29 @@ def test_what_has_no_program_is_refused_with_the_way_out(tmp_path: Path) -> None
     for call, text in refused:
         with pytest.raises(ExportError, match=text):
             call()
+    assert not (tmp_path / "x").exists()
+
+
+class Joined(nn.Module):
+    """Outputs whose names, joined by dots, may be the same, and an input that is not used."""
+
+    def __init__(self, apart: str) -> None:
+        super().__init__()
+        self.inner, self.apart = nn.Linear(64, 64), apart
+
+    def forward(self, x: Tensor, unused: Tensor | None = None) -> dict[str, Any]:
+        """Return {"a.b": (N, 64), "a": {apart: (N, 64)}} of (N, 64)."""
+        y = self.inner(x)
+        return {"a.b": y, "a": {self.apart: y + 1}}
+
+
+def test_names_that_collide_and_unknown_numbers_are_refused(tmp_path: Path) -> None:
+    given = {"x": torch.randn(2, 64)}, {"x": torch.randn(2, 64), "unused": torch.zeros(2, dtype=torch.float64)}
+    for apart, example, text in (("b", given[0], "two outputs have one name"), ("c", given[1], "does not know")):
+        model = twofour.prune(Joined(apart).eval(), "2:4")
+        fast = twofour.compile(model, example, graph="native", tokens=(1,))
+        with pytest.raises(ExportError, match=text):
+            export.to_runtime(fast, tmp_path / "x", example)
     assert not (tmp_path / "x").exists()
 
 

@@ -367,6 +367,10 @@ def test_programs_that_leave_their_registers_are_refused() -> None:
         ext.BlockProgram([("store", 0, 0, 0, 0, 0.0)], [(1, 1, False)], [False], 0, 1, 1, [])
     with pytest.raises(KernelError, match="number of registers"):
         ext.BlockProgram([], [], [False] * 65, 0, 0, 0, [])
+    nothing = ext.BlockProgram([], [], [], 0, 1, 0, [])
+    repeated = torch.zeros(1).expand(1 << 30, 1 << 11, 1)
+    with pytest.raises(KernelError, match="too many places"):
+        nothing.run(ROWS[0].index, [repeated], [], 1)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

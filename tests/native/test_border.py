@@ -16,8 +16,10 @@ from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.errors import KernelError
 from twofour.kernels.attention import attention
 from twofour.kernels.conv import ConvProblem, Geometry
+from twofour.kernels.dense_conv import direct_rows
 from twofour.kernels.dispatch import read_dispatch
 from twofour.kernels.nm_conv.cpu import native_conv_rows
+from twofour.kernels.nm_conv.layout import to_conv_layout
 from twofour.kernels.nm_matmul import native_rows
 from twofour.kernels.problem import Problem
 from twofour.packing import HEADER_BYTES
@@ -137,3 +139,28 @@ def test_groups_of_no_values_are_none(outer: int, length: int, inner: int) -> No
         if native.unavailable(row.isa) is None:
             values = torch.zeros(0, dtype=widths[row.dtype])
             assert EXT.nm_ties(row.index, values, 1, outer, length, inner, 2, 4) == 0
+
+
+def test_a_convolution_whose_workspace_no_number_holds_is_refused() -> None:
+    x, answer = (torch.zeros(1, 4, 1, 1).to(memory_format=torch.channels_last) for _ in range(2))
+    weight, geometry = torch.zeros(4, 4, 3, 2), Geometry.of(torch.nn.Conv2d(4, 4, (3, 2)))
+    axes = [3, 1, 912363020, 912363020], [2, 1, 0, 315916328]
+    calls = [(EXT.nm_conv, row, to_conv_layout(weight, geometry)) for row in native.rows("nm_conv")]
+    calls += [(EXT.dense_conv, row, row.prepare(weight, geometry).tensor) for row in direct_rows()]
+    calls = [one for one in calls if EXT.cpu_has(one[1].isa)]
+    for call, row, moved in calls:
+        with pytest.raises(ValueError, match="no such convolution"):
+            call(row.index, x, moved, None, None, answer, 1, *axes, 0, 1)
+    _, row, moved = calls[0]
+    sizes = [1, 0, 4, 1, 1, *axes[0], *axes[1]]
+    with pytest.raises(ValueError, match="no such convolution"):
+        EXT.conv_chain([native.convolutions()[row.name]], x, [moved], [None], [None], answer, [sizes], 1, 1)
+
+
+def test_a_chain_of_answers_that_no_memory_holds_is_refused() -> None:
+    row = next(row for row in native.rows("depthwise_conv") if EXT.cpu_has(row.isa))
+    x, filters = torch.zeros(1, 4, 1, 1).to(memory_format=torch.channels_last), torch.zeros(1, 4)
+    count, sizes = 256, [4, 0, 4, 1, 1 << 30, *([1, 1, 0, 1] * 2)]
+    kernels, nothing = [native.convolutions()[row.name]] * count, [None] * count
+    with pytest.raises(ValueError, match="answers exceed"):
+        EXT.conv_chain(kernels, x, [filters] * count, nothing, nothing, x.clone(), [sizes] * count, 1, 1)

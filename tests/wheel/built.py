@@ -31,6 +31,8 @@ SYSTEM = {"libc.so.6", "libm.so.6", "libgcc_s.so.1", "libstdc++.so.6", "libdl.so
 """Libraries that every glibc system with torch has; the loader, whose name has the processor in it, comes to these."""
 HEADER = "twofour/native/include/twofour.h"
 """Of libtwofour, for programs in C."""
+PAGE = {"twofour/report/page.css", "twofour/report/page.js"}
+"""What `twofour report` puts into its page."""
 SOURCES = (".cc", ".h", ".inc", ".def", ".md", ".o", ".a")
 
 
@@ -55,8 +57,10 @@ def check_wheel(path: Path) -> None:
         binaries = {name for name in names if re.search(r"\.(so(\.\d+)?|pyd|dylib|dll)$", name)}
         extension = {name for name in binaries if re.fullmatch(r"twofour/native/_ext\.(abi3\.so|pyd)", name)}
         library = {name for name in binaries if re.match(r"twofour/native/(lib)?twofour\.", name)}
-        assert len(extension) == 1 and len(library) == 1 and binaries == extension | library, binaries
-        assert HEADER in names
+        windows = any(name.endswith(".pyd") for name in extension)  # libtwofour is for systems with POSIX threads
+        assert len(extension) == 1 and len(library) == (not windows) and binaries == extension | library, binaries
+        assert (HEADER in names) == (not windows)
+        assert set(names) >= PAGE, PAGE - set(names)
         contents = {name: wheel.read(name) for name in sorted(binaries)}
     elves = {name: content for name, content in contents.items() if content[:4] == b"\x7fELF"}
     for name, content in elves.items():
@@ -104,7 +108,9 @@ def check_sdist(path: Path) -> None:
     """Look at the source distribution: what the build reads is there, records and workflows are not."""
     with tarfile.open(path) as sources:
         names = [name.partition("/")[2] for name in sources.getnames()]
-    for name in ("CMakeLists.txt", "pyproject.toml", "LICENSE", "src/twofour/native/isa.def", "tests/test_tiny.py"):
+    needed = {"CMakeLists.txt", "pyproject.toml", "LICENSE", "include/twofour.h", "tests/test_tiny.py"}
+    needed |= {"src/twofour/native/isa.def", "src/twofour/native/runtime/libtwofour.map"}
+    for name in sorted(needed | {f"src/{name}" for name in PAGE}):
         assert name in names, f"{name} is not in {path.name}"
     strange = [name for name in names if re.match(r"(\.|build/|dist/|benchmarks/|experiments/)|.*\.so$", name)]
     assert not strange, f"in {path.name}: {strange[:5]}"

@@ -34,4 +34,14 @@ inline ConvAxis axis(const Axis& given, int64_t input, int64_t output) {
   return {input, output, taps, stride, padding, dilation};
 }
 
+// Refuses what a window reaches over where its pixels, each with `channels` numbers, repeated for every tap and 16 of a vector,
+// take 2^60 bytes or more: kernels count them in int64. In double, which cannot wrap.
+inline void require_halo(const ConvAxis& height, const ConvAxis& width, int64_t channels) {
+  constexpr double most = double(int64_t{1} << 60);
+  const auto reach = [](const ConvAxis& a) {
+    return double(a.taps) * (double(a.output) * double(a.stride) + double(a.taps) * double(a.dilation));
+  };
+  if (reach(height) * reach(width) * double(channels) * 64 >= most) throw std::invalid_argument("no such convolution");
+}
+
 }  // namespace twofour

@@ -36,7 +36,7 @@ struct ConvolutionRow {
 };
 
 inline std::vector<ConvolutionRow>& convolutions() {
-  static std::vector<ConvolutionRow> all;
+  static auto& all = *new std::vector<ConvolutionRow>;  // never destroyed: a thread may be at work while the process ends
   return all;
 }
 

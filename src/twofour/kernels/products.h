@@ -42,7 +42,7 @@ struct Part {
 };
 
 inline std::vector<Product>& products() {
-  static std::vector<Product> all;
+  static auto& all = *new std::vector<Product>;  // never destroyed: a thread may be at work while the process ends
   return all;
 }
 

@@ -57,9 +57,9 @@ const Row& row(const Row* rows, size_t count, int index) {
   if (index < 0 || static_cast<size_t>(index) >= count) throw std::out_of_range("no such kernel row");
   static const Row* const table = rows;
   if (rows != table) throw std::logic_error("two tables have one type of rows");
-  static const std::vector<bool> runs = [&] {  // once: asking the CPU takes longer than a small product
-    std::vector<bool> found;
-    for (size_t i = 0; i < count; i++) found.push_back(cpu_has(rows[i].isa));
+  static const auto& runs = *[&] {  // once: asking the CPU takes longer than a small product; kept, as bound_calls() are
+    auto* const found = new std::vector<bool>;
+    for (size_t i = 0; i < count; i++) found->push_back(cpu_has(rows[i].isa));
     return found;
   }();
   if (!runs[static_cast<size_t>(index)]) no_such_instructions(rows[index].name, rows[index].isa);

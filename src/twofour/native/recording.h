@@ -35,7 +35,7 @@ struct BoundCall {
   std::function<RecordedCall(ByteReader&, std::vector<bool>* written)> read;
 };
 inline std::vector<BoundCall>& bound_calls() {
-  static std::vector<BoundCall> all;
+  static auto& all = *new std::vector<BoundCall>;  // never destroyed: a thread may be at work while the process ends
   return all;
 }
 

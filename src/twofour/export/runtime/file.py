@@ -100,6 +100,13 @@ def _text(text: str) -> bytes:
 
 
 def _shape(dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
+    if dtype not in TYPES:
+        raise ExportError(
+            "an input or output has numbers that libtwofour does not know",
+            got=str(dtype),
+            wanted=", ".join(map(str, TYPES)),
+            remedy="convert it outside of the model",
+        )
     return struct.pack(f"<BB{len(shape)}q", TYPES.index(dtype), len(shape), *shape)
 
 

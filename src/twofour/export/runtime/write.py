@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -111,6 +112,7 @@ def _recorded(model: nn.Module, runner: WholeModel, example: Example, constants:
         leaf.clone(memory_format=torch.contiguous_format) if isinstance(leaf, Tensor) else leaf for leaf in leaves
     ]
     names = _names(given)
+    _require_apart([name for name, leaf in zip(names, leaves, strict=True) if isinstance(leaf, Tensor)], "inputs")
     inputs = {index: names[index] for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
     try:
         recorder, outputs = runner.program.recorded(leaves)
@@ -138,4 +140,17 @@ def _name(path: Sequence[Any]) -> str:
 def _named_outputs(answer: Any) -> Mapping[str, Tensor]:
     """Return the tensors of an answer by name: `output` where it is one, else by their keys or places."""
     leaves = tree_flatten_with_path(answer)[0]
-    return {_name(path) or "output": leaf for path, leaf in leaves if isinstance(leaf, Tensor)}
+    found = [(_name(path) or "output", leaf) for path, leaf in leaves if isinstance(leaf, Tensor)]
+    _require_apart([name for name, _ in found], "outputs")
+    return dict(found)
+
+
+def _require_apart(names: Sequence[str], role: str) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ExportError(
+            f"two {role} have one name",
+            got=f"`{twice[0]}`",
+            wanted="keys that differ where they are joined by dots",
+            remedy="rename a key",
+        )

@@ -1,12 +1,15 @@
 // Attention for Python: the rows and the calls.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
+#include <new>
 #include <utility>
 #include <vector>
 
 #include "attention.h"
 #include "native/binding.h"
+#include "native/integers.h"
 #include "native/parallel.h"
 #include "native/scratch.h"
 
@@ -119,9 +122,14 @@ void run(const AttentionKernel& kernel, Attention args, int threads) {
   const Unlocked unlocked;
   if (args.keys == 0) args.mask_kind = AttentionMask::none, args.unseen = 0;  // a sum of nothing, not of hidden keys
   if (args.mask_kind == AttentionMask::keep && keeps_all(args)) args.mask_kind = AttentionMask::none;
-  parallel_for(args.batch * args.heads, 1, threads, [&](int64_t begin, int64_t end) {
-    const Scratch::Lease lease(scratch, static_cast<size_t>(kernel.workspace_bytes(args)));
-    kernel.run(args, begin, end, lease.data());
+  const int64_t count = args.batch * args.heads, members = std::max<int64_t>(1, std::min<int64_t>(count, threads));
+  const int64_t each = round_up(kernel.workspace_bytes(args), 64);
+  int64_t all;
+  if (__builtin_mul_overflow(each, members, &all)) throw std::bad_alloc();
+  const Scratch::Lease lease(scratch, static_cast<size_t>(all));  // here: a thread of the team cannot say that there is no memory
+  std::atomic<int64_t> next{0};
+  parallel_for(count, 1, threads, [&](int64_t begin, int64_t end) {
+    kernel.run(args, begin, end, static_cast<char*>(lease.data()) + each * next.fetch_add(1));
   });
 }
 

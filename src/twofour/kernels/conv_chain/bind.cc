@@ -30,6 +30,7 @@ Convolution convolution_of(const Numbers13& n, int64_t images, const Image& from
   Convolution c{nullptr, nullptr, 0, nullptr, nullptr, nullptr, images, from.channels, n[2], n[0],
                 axis({n[5], n[6], n[7], n[8]}, from.height, n[3]), axis({n[9], n[10], n[11], n[12]}, from.width, n[4]),
                 static_cast<Activation>(n[1]), threads, nullptr, damaged};
+  require_halo(c.height, c.width, c.in_channels);
   if (!all_meet(c.height)) throw std::invalid_argument("rows of the answer read no row of the image");
   return c;
 }
@@ -54,11 +55,14 @@ void bind_conv_chain(nb::module_& m) {
     chain.rows = rows;
     std::vector<Numbers> shifts;  // copies of those whose numbers stand apart
     bool damaged = false;
+    double between = 0;  // numbers of all answers: lines of each stand in one workspace
     Image image{from.shape[1], from.shape[2], from.shape[3]};
     for (size_t i = 0; i < count; i++) {
       const ConvolutionRow& kernel = convolution_at(kernels[i]);
       Convolution c = convolution_of(convs[i], from.shape[0], image, threads, &damaged);
       image = {c.out_channels, c.height.output, c.width.output};
+      between += double(from.shape[0]) * double(image.channels) * double(image.height) * double(image.width);
+      if (between >= double(int64_t{1} << 40)) throw std::invalid_argument("no such convolutions: their answers exceed 4 TB");
       shifts.push_back(border.numbers(biases[i], "bias", c.out_channels));
       if (others[i].given()) {
         const View added = pixels(border, others[i], "second operand");

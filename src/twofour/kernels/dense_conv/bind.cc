@@ -81,6 +81,7 @@ void bind_dense_conv(nb::module_& m) {
                    axis(height, from.shape[2], to.shape[2]), axis(width, from.shape[3], to.shape[3]),
                    static_cast<Activation>(activation), threads, nullptr};
     if (std::string_view(kernel.layout) != "direct" && !is_winograds(args)) throw std::invalid_argument("no such convolution");
+    require_halo(args.height, args.width, in);
     args.weight = panels(border, weight, kernel, args);
     if (to.count() == 0) return;
     const Unlocked unlocked;

@@ -279,6 +279,16 @@ class Program {
     return narrow ? kMostTile : kTile;
   }
 
+  // Places of a domain: inputs whose numbers are repeated may stand for any number of them, where no output holds them all.
+  static int64_t multiplied(int64_t a, int64_t b) {
+    constexpr int64_t most = int64_t{1} << 40;
+    int64_t all;
+    if (__builtin_mul_overflow(a, b, &all) || all > most)
+      throw Refusal{"a fused block runs over too many places", std::to_string(a) + " x " + std::to_string(b),
+                    std::to_string(most) + " at most", "pass fewer rows"};
+    return all;
+  }
+
   // The shape that all operands have or are broadcast to, its axes merged, and each operand's strides over it.
   Domain merged(const std::vector<View>& views, const Operands& inputs, const Answers& outputs) const {
     const Border border("a fused block");
@@ -333,7 +343,7 @@ class Program {
                            return one[axes.back()] == one[a] * sizes[a];
                          });
       if (apart) axes.push_back(a), counts.push_back(sizes[a]);
-      else axes.back() = a, counts.back() *= sizes[a];
+      else axes.back() = a, counts.back() = multiplied(counts.back(), sizes[a]);
     }
     Domain domain;
     Block& block = domain.block;
@@ -342,7 +352,7 @@ class Program {
       throw Refusal{"the operands of a fused block lie too differently", std::to_string(axes.size()) + " axes",
                     std::to_string(kOuterAxes + 1) + " that no operand has in one piece", "copy some: x.contiguous()"};
     block.rows = 1;
-    for (int a = 0; a < block.axes; a++) block.rows *= block.sizes[a] = counts[static_cast<size_t>(a)];
+    for (int a = 0; a < block.axes; a++) block.rows = multiplied(block.rows, block.sizes[a] = counts[static_cast<size_t>(a)]);
     block.width = counts.back();
     const int64_t tile = places_of_tile(views);
     block.tile_width = std::max<int64_t>(1, std::min(block.width, tile));
@@ -379,8 +389,9 @@ template <>
 struct Argument<BlockProgram> {
   static void write(const BlockProgram& held, ByteWriter& to) { Argument<Program::Source>::write(held.program->source(), to); }
   static BlockProgram read(ByteReader& from) {
-    return std::apply([](const auto&... part) { return BlockProgram{Shared<Program>::make(part...)}; },
-                      Argument<Program::Source>::read(from));
+    const Program::Source source = Argument<Program::Source>::read(from);
+    if (std::get<5>(source) == 0) throw Malformed("a fused block that writes nothing");
+    return std::apply([](const auto&... part) { return BlockProgram{Shared<Program>::make(part...)}; }, source);
   }
 };
 

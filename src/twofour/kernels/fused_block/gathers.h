@@ -62,8 +62,10 @@ class Gathers {
         throw Refusal{"a fused block is asked for a row that its table has not", std::to_string(numbers[at]),
                       "0 to " + std::to_string(count - 1), "pass numbers of rows of the table"};
       for (int a = rows.ndim - 1; a >= 0; a--) {
-        at += rows.strides[a];
-        if (++index[a] < rows.shape[a]) break;
+        if (index[a] + 1 < rows.shape[a]) {
+          index[a]++, at += rows.strides[a];
+          break;
+        }
         at -= index[a] * rows.strides[a];
         index[a] = 0;
       }

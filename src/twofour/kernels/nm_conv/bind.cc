@@ -81,6 +81,7 @@ void bind_nm_conv(nb::module_& m) {
                 shift.data(), floats(added), floats(to), from.shape[0], in, out, groups,
                 axis(height, from.shape[2], to.shape[2]), axis(width, from.shape[3], to.shape[3]),
                 static_cast<Activation>(activation), threads, nullptr, nullptr};
+    require_halo(args.height, args.width, in);
     if (!made_for(packed, args)) return false;
     bool damaged = false;
     args.damaged = &damaged;

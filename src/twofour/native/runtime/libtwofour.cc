@@ -22,6 +22,7 @@ namespace {
 
 constexpr int kMostThreads = 1024;
 constexpr size_t kMostTensors = 1 << 10;
+constexpr size_t kMostOptions = 4096;  // bytes
 
 // What a caller passes that means nothing.
 struct BadArgument : std::runtime_error {
@@ -96,6 +97,10 @@ twofour_options read_options(const twofour_options* given) {
   twofour_options options{};
   if (given) {
     require(given->size >= sizeof options.size, "options without their size: set options.size to sizeof(twofour_options)");
+    require(given->size <= kMostOptions, "options of an impossible size: set options.size to sizeof(twofour_options)");
+    const auto* const bytes = reinterpret_cast<const unsigned char*>(given);
+    for (size_t i = sizeof options; i < given->size; i++)
+      require(bytes[i] == 0, "options that this library does not know: they are of a newer one");
     std::memcpy(&options, given, std::min(given->size, sizeof options));
   }
   require(options.threads >= 0 && options.threads <= kMostThreads, "options.threads is not from 0 to 1024");

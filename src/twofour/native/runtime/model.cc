@@ -119,8 +119,18 @@ void Model::run(std::span<const GivenTensor> inputs, std::span<const GivenTensor
     const Placed& place = program.places[static_cast<size_t>(answers[i]->where)];
     copy(place.geometry.at(buffers[place.buffer] + place.offset), outputs[i].data);
   }
-  const std::lock_guard<std::mutex> lock(mutex_);
-  idle_[static_cast<size_t>(found - all.begin())].push_back(std::move(arena));
+  keep(static_cast<size_t>(found - all.begin()), std::move(arena));
+}
+
+// The outputs are written by now: no memory for the list is no failure of the run.
+void Model::keep(size_t program, Arena arena) noexcept {
+  constexpr size_t most = 16;
+  try {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto& idle = idle_[program];
+    if (idle.size() < most) idle.push_back(std::move(arena));
+  } catch (...) {
+  }
 }
 
 void Model::run_calls(const Program& program, const std::vector<char*>& buffers) const {

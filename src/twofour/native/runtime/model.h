@@ -40,6 +40,7 @@ class Model {
   using Arena = std::unique_ptr<char, void (*)(void*)>;
 
   Arena arena_of(const Program& program);
+  void keep(size_t program, Arena arena) noexcept;
   void run_calls(const Program& program, const std::vector<char*>& buffers) const;
 
   ProgramFile file_;

@@ -64,6 +64,8 @@ Geometry read_geometry(ByteReader& from, bool strided) {
       malformed("a tensor of impossible sizes");
   }
   if (strided) strides = read_sizes(from, axes);
+  for (const int64_t stride : strides)  // those of axes of one number as well: loops may step over it once
+    if (stride < 0 || stride > kMostNumbers) malformed("a tensor of impossible strides");
   Geometry found(type, width_of(type), std::move(shape), std::move(strides));
   try {
     const int64_t bytes = found.reach();
@@ -119,6 +121,9 @@ class ProgramReader {
     const int64_t bytes = bytes_of(buffer), reach = found.geometry.reach();
     if (offset < 0 || reach > bytes || offset > bytes - reach || offset % found.geometry.width != 0)
       malformed("a tensor outside its memory");
+    if (buffer >= 1 && buffer <= program_.inputs.size() &&  // whose address is a multiple of its own numbers' size alone
+        found.geometry.width > width_of(program_.inputs[buffer - 1].type))
+      malformed("wider numbers in an input than its own");
     program_.places.push_back(std::move(found));
   }
 
