@@ -247,6 +247,7 @@ def test_the_common_mask_is_ours(cases):
     assert torch.equal(cases["mask"].by_topk(weight), patterns.parse("2:4").project(weight, absolute=True))
 
 
+@pytest.mark.long
 def test_conv_writes_records(tmp_path: Path):
     shapes, out = tmp_path / "convs.txt", tmp_path / "c.json"
     shapes.write_text("a 16 16 3 1 8 8\nb 16 32 1 1 4 4\nc 16 16 3 2 8 8\n")
