@@ -12,7 +12,7 @@ from twofour.capture import Structure
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda held: pickle.loads(pickle.dumps(held))])
 def test_an_answer_of_hugging_face_keeps_its_names(copied):
-    outputs = pytest.importorskip("transformers.modeling_outputs")
+    outputs = pytest.importorskip("transformers.modeling_outputs", reason="needs the extra [text]")
     given = outputs.BaseModelOutputWithPooling(last_hidden_state=torch.ones(2), pooler_output=torch.zeros(3))
     leaves, spec = tree_flatten({"answer": given, "none": None})
     again = copied(Structure(spec)).value(leaves)
