@@ -106,3 +106,8 @@ def test_rows_of_one_layer_share_the_least_disturbed_dense_time() -> None:
     assert [row.ratio for row in advice.rows] == [2, 4 / 3, 0.2]
     assert advice.total(1) == (5000, 3000) and advice.total(1, "block:8x1@0.5") == (5000, 4000)
     assert "5000.000 ms dense, the sum of their rows" in advice.summary(1)
+
+
+def test_of_equal_times_dense_is_the_kernel_that_would_run() -> None:
+    (row,) = judged([Raced("a", (8, 4), 1, "2:4", ("dense", 2.0), ("sparse", 2.0))])
+    assert (row.ratio, row.kernel) == (1, "dense") and "no difference" in row.verdict

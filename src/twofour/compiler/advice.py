@@ -75,7 +75,7 @@ def _row(race: Raced, dense: tuple[str, float]) -> AdviceRow:
         verdict = "no difference beyond noise; stays dense or packed as measured"
     else:
         verdict = f"dense stays: {pattern} would take {1 / ratio:.2f}x its time"
-    kernel = min(sparse, dense, key=lambda one: one[1])[0]
+    kernel = min(dense, sparse, key=lambda one: one[1])[0]  # the first of equals: a tie stays dense
     return AdviceRow(layer, shape, tokens, 1e3 * dense[1], 1e3 * sparse[1], kernel, verdict, pattern)
 
 
