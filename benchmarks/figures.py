@@ -5,12 +5,13 @@ Git keeps the figure of README.md alone (`readme.py`); the others are drawn wher
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import fusion_tables
 import operation_tables
+import use_tables
 from cases import models_table
 from cases.models import DENSE, EAGER, INDUCTOR, OPENVINO, ORT, SPARSE
 from cases.records import TRACKED, machine_line
@@ -42,14 +43,15 @@ def draw_all() -> list[Path]:
         blocks += [fusion_tables.of_fusion(tables["fusion"])] if tables["fusion"] else []
         blocks += [fusion_tables.of_algebra(tables["algebra"])] if tables["algebra"] else []
         blocks += [f"Measured on: {line}." for line in dict.fromkeys(map(machine_line, every))]
-    for machine in of_operations():
-        tables = {name: found for name in operation_tables.TABLES if (found := _load(name, machine))}
-        every = [record for records in tables.values() for record in records]
-        blocks += [f"### Recurrent layers, blocks and low bits: {_heading(every[0])}"]
-        for name, records in tables.items():
-            said, write = operation_tables.TABLES[name]
-            blocks += [said, write(records)]
-        blocks += [f"Measured on: {line}." for line in dict.fromkeys(map(machine_line, every))]
+    for title, written in TITLES.items():
+        for machine in recorded(written):
+            tables = {name: found for name in written if (found := _load(name, machine))}
+            every = [record for records in tables.values() for record in records]
+            blocks += [f"### {title}: {_heading(every[0])}"]
+            for name, records in tables.items():
+                said, write = written[name]
+                blocks += [said, write(records)]
+            blocks += [f"Measured on: {line}." for line in dict.fromkeys(map(machine_line, every))]
     for machine in machines():
         figures = draw(machine)
         every = [r for dtype in DTYPES for name in ("linear", "models") for r in _load(f"{name}-{dtype}", machine)]
@@ -68,11 +70,15 @@ def _heading(record: Record) -> str:
     return f"{machine['cpu']}, {machine['software']['native_isa']} kernels"
 
 
-def of_operations() -> list[str]:
-    """The machines that have records of `operation_tables`, as their files' names end."""
+TITLES = {"Recurrent layers, blocks and low bits": operation_tables.TABLES, "Models in use": use_tables.TABLES}
+"""Headings of the page -> what stands under each, by the names of records."""
+
+
+def recorded(names: Iterable[str]) -> list[str]:
+    """The machines that have records of these names, as their files' names end."""
     found: set[str] = set()
     for path in TRACKED.glob("*.json"):
-        if cases := [name for name in operation_tables.TABLES if path.stem.startswith(f"{name}-")]:
+        if cases := [name for name in names if path.stem.startswith(f"{name}-")]:
             found.add(path.stem.removeprefix(f"{max(cases, key=len)}-"))  # "bits-nets-..." is no record of "bits"
     return sorted(found)
 

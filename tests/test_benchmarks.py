@@ -288,13 +288,14 @@ def test_a_recurrent_layer_that_answers_wrongly_is_not_timed(cases, monkeypatch:
     assert "off by" in missing["ours 2:4"] and "it is faster" in missing["ours dense"]
 
 
+def record(times: dict[str, float], baseline: tuple[str, ...], **meta: object) -> measure.Record:
+    timings = {name: measure.Timing(*(seconds,) * 4, 5, 1) for name, seconds in times.items()}
+    return measure.Record(timings, baseline, meta=meta, machine=measure.machine())
+
+
 def test_tables_of_operations(cases):
     import operation_tables as tables
     from cases import bits, bits_nets, blocks
-
-    def record(times: dict[str, float], baseline: tuple[str, ...], **meta: object) -> measure.Record:
-        timings = {name: measure.Timing(*(seconds,) * 4, 5, 1) for name, seconds in times.items()}
-        return measure.Record(timings, baseline, meta=meta, machine=measure.machine())
 
     recurrent = record({"torch": 4e-6, "ORT": 2e-6, "ours": 1e-6}, ("torch", "ORT"), model="gru", shape="16", tokens=2)
     assert "| gru 16 x 2 | 2.0 (0.50) | 1.0 (1.00) | 0.5 (2.00) |" in tables.of_recurrent([recurrent])
@@ -315,13 +316,34 @@ def test_tables_of_operations(cases):
     assert "| vgg, w1a1, 8 | 2.00 | 3.00 | 9.00 | 1.50 | 4.50 |" in shown
 
 
+def test_tables_of_models_in_use(cases):
+    import use_tables as tables
+
+    scores = {"torch": 82.0, "twofour 2:4 int8": 81.5}
+    times = {"torch": 2.0, "twofour 2:4 int8": 0.25}
+    shown = tables.of_embeddings([record(times, ("torch",), sentences="stsb", count=512, spearman=scores)])
+    assert "| twofour 2:4 int8 | 2048 (8.00) | 81.50 |" in shown
+    times = {"torch eager": 2.0, "twofour graphs": 0.5}
+    shown = tables.of_generate([record(times, ("torch eager",), model="gpt2", dtype="float32", new=32)])
+    assert "| gpt2, float32, 1 thread | 16.0 (1.00) | 64.0 (4.00) |" in shown
+    times = {"OpenVINO": 8e-3, "twofour dense": 8e-3, "twofour shrunk": 5e-3}
+    shown = tables.of_shrunk([record(times, (), model="a", budget=0.6, promised=0.61)])
+    assert "| a, 0.6 | 8.000 | 8.000 | 5.000 | - | 0.610 | 0.625 | - |" in shown
+
+
+def test_two_cells_never_share_a_record(cases, tmp_path: Path):
+    cells = [{"case": "a", "unknown": 1}, {"case": "a", "unknown": 2}]
+    with pytest.raises(DataError, match="two cells would share one record"):
+        cases["records"].run(cells, lambda cell: pytest.fail("nothing is measured"), tmp_path / "a.json", resume=False)
+
+
 def test_machines_of_operations_are_not_named_by_a_part_of_a_case(cases, monkeypatch, tmp_path: Path):
     import figures
 
     for name in ("bits-a-cpu-1", "bits-nets-a-cpu-1", "blocks-float32-b-cpu-2", "linear-int8-c-cpu-3"):
         (tmp_path / f"{name}.json").write_text("{}")
     monkeypatch.setattr(figures, "TRACKED", tmp_path)
-    assert figures.of_operations() == ["a-cpu-1", "b-cpu-2"]
+    assert figures.recorded(("bits", "bits-nets", "blocks-float32")) == ["a-cpu-1", "b-cpu-2"]
 
 
 def test_grid_says_where_compile_is_slower_than_dense(cases, capsys: pytest.CaptureFixture[str]):

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -182,11 +182,7 @@ def show(records: Sequence[Record], console: Console) -> None:
     for index, head in enumerate(("engine", *heads, "Spearman")):
         table.add_column(head, justify="right" if index else "left")
     for name in names:
-        found = records[-1].meta["spearman"]
-        assert isinstance(found, dict)
-        table.add_row(
-            name, *(speed(record, name) for record in records), f"{found[name]:.2f}" if name in found else "-"
-        )
+        table.add_row(name, *(speed(record, name) for record in records), quality(records, name))
     console.print("sentences a second, and how many times torch's", highlight=False)
     console.print(table)
     for name, why in {n: w for r in records for n, w in dict(r.meta["missing"]).items()}.items():  # pyright: ignore
@@ -201,3 +197,11 @@ def speed(record: Record, name: str) -> str:
     seconds = record.median(name)
     over = f" ({record.median('torch') / seconds:.2f})" if "torch" in record.timings else ""
     return f"{int(str(record.meta['count'])) / seconds:.0f}{over}"
+
+
+def quality(records: Sequence[Record], name: str) -> str:
+    """Return Spearman's correlation of an engine times 100, as the last of the records that have it says."""
+    found: dict[str, float] = {}
+    for record in records:
+        found |= cast("dict[str, float]", record.meta["spearman"])
+    return f"{found[name]:.2f}" if name in found else "-"

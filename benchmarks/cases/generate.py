@@ -130,10 +130,16 @@ def show(records: Sequence[Record], console: Console) -> None:
     for index, name in enumerate(("model", "dtype", "threads", "engine", "tokens/s", "times best dense")):
         table.add_column(name, justify="right" if index > 3 else "left")
     for record in records:
-        best = min(record.undisturbed(name) for name in record.baseline)
         for name in record.timings:
-            seconds = record.undisturbed(name)
+            tokens, times = rate(record, name)
             keys = (str(record.meta[key]) for key in ("model", "dtype", "threads"))
-            table.add_row(*keys, name, f"{int(str(record.meta['new'])) / seconds:.1f}", f"{best / seconds:.2f}")
+            table.add_row(*keys, name, f"{tokens:.1f}", f"{times:.2f}")
     console.print(table)
     console.print(machine_line(records[-1]), highlight=False, markup=False, soft_wrap=True)
+
+
+def rate(record: Record, name: str) -> tuple[float, float]:
+    """Return tokens a second, and how many times those of the best dense candidate of another make they are."""
+    seconds = record.undisturbed(name)
+    best = min(record.undisturbed(other) for other in record.baseline)
+    return int(str(record.meta["new"])) / seconds, best / seconds

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from twofour import measure
+from twofour.errors import DataError
 from twofour.measure import Record
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,7 +30,9 @@ KEY = (
     "dtype",
     "beside",
     "budget",
+    "sentences",
 )
+"""Facts of a cell that tell it from the others of its file."""
 
 
 def default_path(name: str, tracked: bool = False) -> Path:
@@ -51,7 +54,16 @@ def run(
     path: Path,
     resume: bool,
 ) -> list[Record]:
-    """Measure every cell, saving after each; with `resume`, keep what the file has, these cells and others."""
+    """Measure every cell, saving after each; with `resume`, keep what the file has, these cells and others.
+
+    Raises:
+        DataError: Two cells are alike in all that a file tells them apart by: one record would replace the other.
+    """
+    names = [key(cell) for cell in cells]
+    if twice := next((cell for cell, name in zip(cells, names, strict=True) if names.count(name) > 1), None):
+        raise DataError(
+            "two cells would share one record", got=str(twice), wanted=f"cells that differ in {', '.join(KEY)}"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     known = {key(dict(record.meta)): record for record in measure.load(path)} if resume and path.exists() else {}
     done: dict[tuple[object, ...], Record] = {}

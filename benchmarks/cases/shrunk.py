@@ -81,21 +81,28 @@ class Bench(models.Bench):
         return {"promised": after / before, "timing": report.timing, "widths": widths, **sizes}
 
 
+HEADS = (*(f"{name} ms" for name in (OPENVINO, DENSE, SHRUNK, SPARSE)), "promised", "measured", "2:4 over OpenVINO")
+
+
+def line(record: Record) -> list[str]:
+    """Return model and budget, and under `HEADS` milliseconds, the promised share and the measured ones."""
+    ms = [
+        f"{1e3 * record.median(name):.3f}" if name in record.timings else "-"
+        for name in (OPENVINO, DENSE, SHRUNK, SPARSE)
+    ]
+    told = [
+        f"{record.median(a) / record.median(b):.3f}" if {a, b} <= record.timings.keys() else "-"
+        for a, b in ((SHRUNK, DENSE), (SPARSE, OPENVINO))
+    ]
+    return [f"{record.meta['model']}, {record.meta['budget']}", *ms, f"{record.meta['promised']:.3f}", *told]
+
+
 def show(records: Sequence[Record], console: Console) -> None:
-    """Print a line per model and budget: milliseconds, the promised and the measured share, and the sum of it."""
+    """Print a line per model and budget."""
     table = Table(box=None, pad_edge=False)
-    names = (OPENVINO, DENSE, SHRUNK, SPARSE)
-    heads = "model", "budget", *(f"{name} ms" for name in names), "promised", "measured", "2:4 over OpenVINO"
-    for index, head in enumerate(heads):
+    for index, head in enumerate(("model, budget", *HEADS)):
         table.add_column(head, justify="right" if index else "left")
     for record in records:
-        shares = [(SHRUNK, DENSE), (SPARSE, OPENVINO)]
-        told = [
-            f"{record.median(a) / record.median(b):.3f}" if {a, b} <= record.timings.keys() else "-" for a, b in shares
-        ]
-        ms = [f"{1e3 * record.median(name):.3f}" if name in record.timings else "-" for name in names]
-        table.add_row(
-            str(record.meta["model"]), str(record.meta["budget"]), *ms, f"{record.meta['promised']:.3f}", *told
-        )
+        table.add_row(*line(record))
     console.print(table)
     console.print(machine_line(records[-1]), highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,53 @@
+"""Records of `embeddings`, `generate` and `shrunk` as Markdown for docs/benchmarks.md: models in use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from cases import embeddings, generate, shrunk
+from fusion_tables import markdown
+from twofour.measure import Record
+
+
+def of_embeddings(records: Sequence[Record]) -> str:
+    """Return sentences a second of every engine, how many times torch's in brackets, and Spearman on STS-B."""
+    names = dict.fromkeys(name for record in records for name in record.timings if not name.endswith("(again)"))
+    heads = [f"{record.meta['sentences']}, {record.threads} thread{'s'[: record.threads > 1]}" for record in records]
+    lines = [["engine; sentences a second", *heads, "Spearman x 100"]]
+    for name in names:
+        lines.append([name, *(embeddings.speed(record, name) for record in records), embeddings.quality(records, name)])
+    return markdown(lines)
+
+
+def of_generate(records: Sequence[Record]) -> str:
+    """Return tokens a second of every engine, and how many times the best dense one's."""
+    names = list(dict.fromkeys(name for record in records for name in record.timings if not name.endswith("(again)")))
+    lines = [["model; tokens a second", *names]]
+    for record in records:
+        label = f"{record.meta['model']}, {record.meta['dtype']}, {record.threads} thread{'s'[: record.threads > 1]}"
+        rates = (generate.rate(record, name) if name in record.timings else None for name in names)
+        lines.append([label, *("-" if one is None else f"{one[0]:.1f} ({one[1]:.2f})" for one in rates)])
+    return markdown(lines)
+
+
+def of_shrunk(records: Sequence[Record]) -> str:
+    """Return milliseconds, the promised and the measured share of the dense model's time, and 2:4 over OpenVINO."""
+    return markdown([["model, budget of time", *shrunk.HEADS], *(shrunk.line(record) for record in records)])
+
+
+TABLES: dict[str, tuple[str, Callable[[Sequence[Record]], str]]] = {
+    "embeddings": (
+        "`SentenceTransformer.encode` of MiniLM, 512 texts, batches of 32; in brackets how many times torch's rate. "
+        "2:4 is pruned in one shot.",
+        of_embeddings,
+    ),
+    "generate": (
+        "`generate()`, 32 tokens behind a prompt of 16; in brackets how many times the rate of the best dense engine.",
+        of_generate,
+    ),
+    "shrunk-float32": (
+        "Shrunk to a share of the compiled time, then 2:4; channels by magnitude: time alone is measured.",
+        of_shrunk,
+    ),
+}
+"""Names of records -> what their table says, and what writes it."""
