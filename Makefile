@@ -12,6 +12,7 @@
 # make check   formatting, lint, types, and the lines of each stage beside its budget
 # make bench   OP=linear|block|bits|bits-nets|bits-lm|shrunk|embeddings|grid|conv|recurrent|mask|models|fusion|blocks|algebra|memory|executor: timings; ARGS=--record keeps them
 # make records measures what is kept in benchmarks/records, in order of interest; it goes on where it stopped
+# make docs   the documentation site in build/site: guides, how-to pages, reference, search; nothing is fetched when it is read
 # make figures draws docs/figures from records and tables, and writes the tables of README.md and docs/benchmarks.md
 # make fuzz   a minute of hostile input for each reader and for the native calls, then under the sanitizers;
 #             ARGS="--seconds 600 --target load"
@@ -36,7 +37,7 @@ NATIVE := $(shell find src -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name
 OP ?= linear
 JOBS ?= 2
 
-.PHONY: demo tiny test test-long test-arm test-isa test-gpu bench-gpu test-ray test-hf4 check bench records figures sanitize sanitize-threads fuzz fuzz-quick kill kernels tables build clean wheel test-wheel cross
+.PHONY: demo tiny docs test test-long test-arm test-isa test-gpu bench-gpu test-ray test-hf4 check bench records figures sanitize sanitize-threads fuzz fuzz-quick kill kernels tables build clean wheel test-wheel cross
 
 demo: $(VENV)/demo.stamp $(VENV)/package.stamp
 	$(BIN)/twofour demo $(ARGS)
@@ -184,6 +185,10 @@ figures: $(VENV)/figures.stamp $(VENV)/package.stamp
 	$(BIN)/python benchmarks/run.py figures
 	$(BIN)/python -c 'from twofour.tensor_core.plot import plot_all; plot_all("docs/figures")'
 	$(BIN)/python experiments/versagnn.py figure
+
+docs: $(VENV)/docs.stamp $(VENV)/figures.stamp $(VENV)/package.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "build/site/index.html; python3 -m http.server --directory build/site serves it"
 
 # A package of its own, found before the one in .venv: an environment inside build/ that reads .venv's packages but not
 # its .pth files. libstdc++ is preloaded because the sanitizers must find the real __cxa_throw when Python starts.

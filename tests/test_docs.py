@@ -138,11 +138,19 @@ def test_the_readme_code_runs(times_cache: Path, monkeypatch: pytest.MonkeyPatch
     assert len(text("README.md").splitlines()) <= 80
 
 
-@pytest.mark.parametrize("page", ["docs/blocks.md", "docs/shrink.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        *("docs/blocks.md", "docs/shrink.md", "docs/deploy_llm.md", "docs/deploy_cnn.md"),
+        pytest.param("docs/deploy_encoder.md", marks=pytest.mark.long),
+    ],
+)
 def test_the_programs_of_pages_run(
     page: str, times_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     program = "\n".join(re.findall(r"```python\n(.*?)```", text(page), re.S))
+    if "sentence_transformers" in program and importlib.util.find_spec("sentence_transformers") is None:
+        pytest.skip("needs requirements/text-weights.txt")
     (tmp_path / "page.py").write_text(program)
     monkeypatch.setenv("TWOFOUR_CACHE", str(times_cache))
     run = subprocess.run(

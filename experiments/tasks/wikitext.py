@@ -61,7 +61,7 @@ class WikiText(Task):
     name = "wikitext"
     title = "WikiText-2, a GPT of 4 layers, width 128 (0.8 M parameters beside the embedding)"
     notes = (
-        "The first 200,000 training tokens, the 8,191 most frequent words and <unk>, context 64; each training "
+        "The first 200,000 training tokens, the 8,191 most frequent words and `<unk>`, context 64; each training "
         "has {epochs} epochs (AdamW 2e-3, weight decay 0.1, batch 32, one cycle). Perplexity on the test split; "
         "lower is better. It compares models of this table with each other, not with published ones: the "
         "vocabulary is cut."
