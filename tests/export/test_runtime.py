@@ -32,7 +32,7 @@ from twofour.cli import app
 from twofour.errors import ExportError
 from twofour.export.runtime import library as libtwofour
 from twofour.export.runtime.file import HEADER, encoded, seal
-from twofour.export.runtime.program import Constants, Lying, Program
+from twofour.export.runtime.program import Call, Constants, Lying, Program
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLE = ROOT / "examples" / "runtime" / "run.c"
@@ -384,6 +384,28 @@ def test_places_that_no_kernel_may_read_are_refused() -> None:
         lib.Model(one_place(torch.float32, (4,), (1,)))
 
 
+def test_a_run_finds_nothing_of_another_one_in_its_memory() -> None:
+    """A program that gives away what it did not write gives zeros, in the first run and in later ones."""
+    numbers = (torch.uint8, (16,), (1,))
+    places = [Lying("input", 0, 0, *numbers), Lying("arena", 0, 64, *numbers), Lying("arena", 0, 0, *numbers)]
+    program = Program([("x", torch.zeros(16, dtype=torch.uint8))], [("y", 1), ("z", 2)], 128, places)
+    before = encoded([program], Constants())  # no call: both outputs are as the arena is
+    program.calls = [Call("copy", b"oat", (0, 1))]
+    after = encoded([program], Constants())
+    secret = torch.full((16,), 255, dtype=torch.uint8)
+    for content in (before, after):
+        model = lib.Model(content)
+        for _ in range(3):
+            found = model.run({"x": secret})
+            assert found["z"].tolist() == [0] * 16
+            assert found["y"].tolist() == ([255] * 16 if content is after else [0] * 16)
+    program.outputs.append(("later", 1))
+    program.calls = [Call("copy", b"oat", (1, 2)), Call("copy", b"oat", (0, 1))]  # reads a place, then writes it
+    model = lib.Model(encoded([program], Constants()))
+    for _ in range(3):
+        assert model.run({"x": secret})["z"].tolist() == [0] * 16
+
+
 def test_an_index_out_of_range_is_refused(tmp_path: Path) -> None:
     fast, example = compiled("words")
     export.to_runtime(fast, tmp_path / "words.2f4", example(2))
@@ -479,6 +501,7 @@ def test_a_c_program_runs_a_thousand_times_and_answers_as_python(
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
+@pytest.mark.skipif("LD_PRELOAD" in os.environ, reason="a sanitizer is preloaded, and the C++ library with it")
 def test_no_python_and_no_torch_are_in_the_process(program: Path, small: tuple[Path, Tensor, Tensor]) -> None:
     with subprocess.Popen([program, small[0], "--runs", "1000000000"], stdout=subprocess.DEVNULL) as run:
         maps = ""

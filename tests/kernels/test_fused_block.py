@@ -351,6 +351,28 @@ def test_a_view_that_torch_negates_on_reading_is_read_so() -> None:
     torch.testing.assert_close(y, x.exp())
 
 
+def test_programs_that_read_what_no_step_wrote_are_refused() -> None:
+    """Their scratch holds numbers of other calls."""
+    ext = native.extension()
+    row = ext.block_row_register
+    load, store, total = ("load", 0, 0, 0, 0, 0.0), ("store", 0, 0, 0, 0, 0.0), ("sum", row, 0, 0, 0, 0.0)
+    late, last = ("add", 1, 0, row, 0, 0.0), ("store", 0, 1, 0, 0, 0.0)
+    bad = [
+        ([store], [(0, 1, False)]),
+        ([("neg", 0, 0, 0, 0, 0.0), store], [(0, 2, False)]),
+        ([("add", 0, 0, 1, 0, 0.0), store], [(0, 2, False)]),
+        ([load, late, last], [(0, 3, False)]),
+        ([load, total, late, last], [(0, 4, False)]),  # the sum is whole when its loop has ended
+        ([load, total, late, last], [(0, 2, False), (2, 4, False)]),  # register 0 is not kept for the second loop
+        ([load, total, ("store", 0, row + 1, 0, 0, 0.0)], [(0, 2, False), (2, 3, True)]),
+    ]
+    for lines, loops in bad:
+        with pytest.raises(KernelError, match="reads a register that it has not written"):
+            ext.BlockProgram(lines, loops, [False, False], 2, 1, 1, [])
+    ext.BlockProgram([load, total, late, last], [(0, 2, False), (2, 4, False)], [True, False], 2, 1, 1, [])
+    ext.BlockProgram([load, total, load, late, last], [(0, 2, False), (2, 5, False)], [False, False], 2, 1, 1, [])
+
+
 def test_programs_that_leave_their_registers_are_refused() -> None:
     ext = native.extension()
     row = ext.block_row_register

@@ -85,6 +85,7 @@ class Program {
       if (loop.rows) reduces_ = true;  // a row is then the last axis, whatever its size
       else join(loop);
     if (next != static_cast<int>(steps.size())) impossible("has steps outside its loops", std::to_string(next), "all");
+    require_written();
     if (loops_.size() > 1) reduces_ = true;
     written_.resize(static_cast<size_t>(outputs), 0);
     for (const Loop& loop : loops_)
@@ -228,6 +229,33 @@ class Program {
     return (kind != Kind::load && kind != Kind::fill && step.a == i) || reads_beside(step, i);
   }
   Step& at(int i) { return steps_[static_cast<size_t>(i)]; }
+
+  // Refuses a program that reads a register before it writes it: scratch holds what other calls have left there. A later loop
+  // finds registers that are kept, and what earlier ones summed up of rows.
+  void require_written() const {
+    std::vector<bool> tile(kMostRegisters), of_rows(kMostRegisters);
+    for (const Loop& loop : loops_) {
+      for (int i = 0; i < registers_; i++) tile[static_cast<size_t>(i)] = tile[static_cast<size_t>(i)] && kept_[i];
+      std::vector<bool> after = of_rows;
+      for (int i = loop.begin; i < loop.end; i++) {
+        const Step& step = steps_[static_cast<size_t>(i)];
+        const Kind kind = kSteps[static_cast<int>(step.op)].kind;
+        const auto needs = [&](int from) {
+          if (from == kNumber || (from < kRowRegister ? tile[static_cast<size_t>(from)] : of_rows[static_cast<size_t>(from - kRowRegister)])) return;
+          impossible("reads a register that it has not written", std::string(kSteps[static_cast<int>(step.op)].name) + ": " + std::to_string(from),
+                     "one that a step before it writes");
+        };
+        if (kind != Kind::load && kind != Kind::fill) needs(step.a);
+        if (kind == Kind::binary || kind == Kind::ternary) needs(step.b);
+        if (kind == Kind::ternary) needs(step.c);
+        if (kind == Kind::reduce) after[static_cast<size_t>(step.to - kRowRegister)] = true;  // whole when the loop has ended
+        else if (kind == Kind::store) continue;
+        else if (loop.rows) of_rows[static_cast<size_t>(step.to - kRowRegister)] = after[static_cast<size_t>(step.to - kRowRegister)] = true;
+        else tile[static_cast<size_t>(step.to)] = true;
+      }
+      of_rows = after;
+    }
+  }
 
   Step checked(const Fields& fields, bool rows) {
     const auto& [name, to, a, b, c, value] = fields;

@@ -114,6 +114,8 @@ void Model::run(std::span<const GivenTensor> inputs, std::span<const GivenTensor
   for (const Constant& constant : file_.constants) buffers.push_back(constant.data);
   Arena arena = arena_of(program);
   buffers[0] = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(arena.get()) + 63) / 64 * 64);
+  // A program that reads what it did not write finds nothing of another run or of this process.
+  std::memset(buffers[0], 0, static_cast<size_t>(program.arena));
   run_calls(program, buffers);
   for (size_t i = 0; i < answers.size(); i++) {
     const Placed& place = program.places[static_cast<size_t>(answers[i]->where)];
@@ -164,8 +166,7 @@ Model::Arena Model::arena_of(const Program& program) {
       return found;
     }
   }
-  // Zeros, so that a program that reads what it did not write gives nothing of this process away.
-  Arena found(static_cast<char*>(std::calloc(static_cast<size_t>(program.arena) + 64, 1)), std::free);
+  Arena found(static_cast<char*>(std::malloc(static_cast<size_t>(program.arena) + 64)), std::free);
   if (!found) throw std::bad_alloc();
   return found;
 }
