@@ -21,7 +21,8 @@ from twofour.engines.candidates import Candidates
 from twofour.engines.quantized import _errors_alone
 from twofour.errors import CompileError, ExportError, OptimizeError
 from twofour.files import writing
-from twofour.optimizing.folder import JOURNAL, RESULTS, Journal, name_of
+from twofour.journal import Journal, name_of
+from twofour.optimizing.folder import JOURNAL, RESULTS
 from twofour.optimizing.samples import parted
 
 FAST: dict[str, Any] = {"without": ("torch.compile", "OpenVINO", "ONNX Runtime"), "seconds": 0.02, "progress": False}

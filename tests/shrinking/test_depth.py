@@ -10,6 +10,7 @@ import twofour
 from tests.structure.shrink.networks import made
 from twofour import shrinking
 from twofour.errors import ShrinkError
+from twofour.shrinking import by_time, times
 from twofour.shrinking.depth import droppable
 from twofour.structure import shrink as structure
 
@@ -78,6 +79,55 @@ def test_what_changes_no_shape_may_go(name: str, layers: list[str]) -> None:
     before = dict(model.named_modules())
     assert droppable(model, example) == [one for one in layers if one not in ("layer2.0", "layer3.0")]
     assert dict(model.named_modules()) == before
+
+
+class Steps:
+    """A clock to which a block takes time of its own, whatever its widths."""
+
+    told = "counted"
+
+    def __init__(self, model: nn.Module, example: Any) -> None:
+        self.large = model
+
+    def made(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def ms(self, models: dict[str, nn.Module]) -> dict[str, float]:
+        counts = {name: sum(isinstance(part, Block) for part in model.modules()) for name, model in models.items()}
+        return {name: 8000.0 * counts[name] + size(model) for name, model in models.items()}
+
+
+def size(model: nn.Module) -> float:
+    return float(sum(parameter.numel() for parameter in model.parameters()))
+
+
+@pytest.mark.parametrize("budget", [0.8, 0.3])
+def test_layers_go_where_narrow_ones_take_too_long(budget: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By predicted times, in proportion to the widths, channels alone suffice."""
+    model = stack((3.0, 2.0, 2.0, 1.0), own=12)
+    monkeypatch.setattr(by_time, "Clock", Steps)
+
+    def predicted(twin: nn.Module, example: Any, clock: Any, axes: Any, whole: float) -> times.Times:
+        named = {name: p for name, p in twin.named_parameters() if p.ndim > 1}
+        share = whole / sum(p.numel() for p in named.values())
+        grids = {
+            name: times.Grid(tuple(tuple(share * a * b * p.numel() for b in times.SHARES) for a in times.SHARES))
+            for name, p in named.items()
+        }
+        shapes = {name: (p.shape[0], p.shape[1]) for name, p in named.items()}
+        return times.Times(whole, grids, dict.fromkeys(named, 0.0), shapes, dict.fromkeys(named, 1))
+
+    monkeypatch.setattr(by_time, "times", predicted)
+    options: dict[str, Any] = {"data": [ROWS], "samples": 128, "multiple": 4, "progress": False}
+    limit = shrinking.Budget(time=budget)
+    if budget < 0.5:
+        with pytest.raises(ShrinkError, match="the least that was measured"):
+            twofour.shrink(model, ROWS[:2], limit, **options)
+    small = twofour.shrink(model, ROWS[:2], limit, layers="auto", **options)
+    report = shrinking.report_of(small)
+    assert report is not None and report.milliseconds is not None
+    assert report.milliseconds[1] <= by_time.NEAR * budget * report.milliseconds[0]
+    assert budget > 0.5 or report.layers
 
 
 def test_without_data_no_layer_can_be_chosen() -> None:

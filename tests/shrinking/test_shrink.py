@@ -15,7 +15,7 @@ from twofour import calls, shrinking
 from twofour.calibration import Batch
 from twofour.errors import CompileError, ShrinkError
 from twofour.shrinking import by_time, times
-from twofour.shrinking.budget import Budget, Prices, uses
+from twofour.shrinking.budget import Budget, Prices, UnmetError, uses
 from twofour.shrinking.curves import Reader
 from twofour.shrinking.reconstruct import refit_norms
 from twofour.structure import shrink as structure
@@ -254,6 +254,18 @@ def test_residual_streams_are_cut_on_request_and_layers_that_are_named() -> None
     fresh.load_state_dict(small.state_dict())
 
 
+def test_residual_streams_go_where_the_budget_cannot_be_met_without() -> None:
+    model, example = made("mobilenet")
+    with pytest.raises(UnmetError) as caught:
+        twofour.shrink(model, example, 0.01, streams=False)
+    for budget, cut in ((caught.value.least + 0.01, False), (caught.value.least - 0.05, True)):
+        small = twofour.shrink(model, example, budget)
+        report = shrinking.report_of(small)
+        assert report is not None and report.parameters[1] <= budget * report.parameters[0]
+        assert cut == any("residual streams were cut too" in note for note in report.notes)
+        assert cut == any(w.name == "features.0.0.weight:0" and w.after < w.before for w in report.widths)
+
+
 def test_a_budget_that_cannot_be_met_says_the_least() -> None:
     model, example = made("mobilenet")
     with pytest.raises(ShrinkError, match=r"the budget cannot be met[\s\S]*at least 0\.\d+") as caught:
@@ -282,6 +294,7 @@ def test_impossible_budgets_are_refused(budget: Any) -> None:
         lambda: twofour.shrink(Wide(), ROWS[:2], 0.5, layers="a"),
         lambda: twofour.shrink(nn.Sequential(nn.Linear(16, 16), Wide()), ROWS[:2], 0.5, layers="0"),
         lambda: twofour.shrink(Wide(), ROWS[:2], 0.5, samples=0),
+        lambda: twofour.shrink(Wide(), ROWS[:2], 0.5, streams="some"),  # type: ignore[arg-type]
         lambda: twofour.shrink(Wide(), torch.randn(2, 3), 0.5),
     ],
 )

@@ -238,6 +238,31 @@ def test_finetune_trains_with_gates_and_a_schedule() -> None:
     assert gates.cut(model, IMAGES)(IMAGES).isfinite().all()
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_closed_stays_closed_and_the_rest_is_pulled_no_more(case: str) -> None:
+    make, x = CASES[case]
+    model = make()
+    scheme = gates.attach(model, x, steps=10, strength=4.0, multiple=1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, 0.9)
+    train(model, x, scheme, 10, optimizer)
+    settled = scheme.keeps()
+    states = copy.deepcopy((scheme.state_dict(), model.state_dict(), optimizer.state_dict()))
+    sizes = [float(one.energy().sum()) for one in scheme._gated]
+    assert any(not bool(keep.all()) for keep in settled[0].values())
+    train(model, x, scheme, 20, optimizer)  # with momentum, and a loss that would open them again
+    assert all(torch.equal(keep, settled[0][name]) for name, keep in scheme.keeps()[0].items())
+    assert scheme.keeps()[1] == settled[1]
+    assert any(float(one.energy().sum()) > size for one, size in zip(scheme._gated, sizes, strict=True))
+    again = make()
+    other = gates.attach(again, x, steps=10, strength=4.0, multiple=1)
+    optimizer = torch.optim.SGD(again.parameters(), 0.05, 0.9)
+    for part, state in zip((other, again, optimizer), states, strict=True):
+        part.load_state_dict(state)
+    train(again, x, other, 20, optimizer)
+    one, two = scheme.finish().state_dict(), other.finish().state_dict()
+    assert all(torch.equal(one[key], two[key]) for key in one)
+
+
 def test_what_is_impossible_is_refused() -> None:
     model = mlp()
     for options in ({"strength": 0}, {"strength": float("nan")}, {"delta": 1.0}, {"steps": 0}):

@@ -26,8 +26,9 @@ from twofour.structure.shrink import cuts_of
 WEIGHTS = "model.safetensors"
 
 REMEDIES = {
-    "quiet machine": "measure on a quiet machine, or ask for more; --streams cuts residual streams too",
-    "streams=True": "--streams cuts residual streams too; or ask for more",
+    "quiet machine": "measure on a quiet machine, or ask for more; --drop auto lets whole layers go too, --streams "
+    "every residual stream",
+    "streams=True": "--drop auto lets whole layers go too, --streams every residual stream; or ask for more",
     "budget=": "--budget 0.5, and --count for what it counts",
     "data=loader": "--data inputs of yours, or --drop encoder.layer.3",
     "on it yourself": "--length takes fewer tokens, --input another shape, --data inputs of yours",
@@ -37,7 +38,12 @@ REMEDIES = {
 Fraction = Annotated[float, typer.Option("--budget", metavar="FRACTION", help="What may stay, above 0 and below 1.")]
 Count = Annotated[str, typer.Option(help=f"What the budget counts: one of {', '.join(KINDS)}.")]
 Length = Annotated[int, typer.Option(help="Tokens of a sample, where the model takes token ids.", min=1)]
-Streams = Annotated[bool, typer.Option("--streams", help="Cut residual streams and widths of embeddings too.")]
+Streams = Annotated[
+    bool,
+    typer.Option(
+        "--streams", help="Cut residual streams and widths of embeddings too, whether the budget asks for it or not."
+    ),
+]
 Uniform = Annotated[
     bool | None,
     typer.Option(
@@ -54,6 +60,9 @@ Drop = Annotated[
 ]
 Multiple = Annotated[
     int | None, typer.Option(min=1, help="Widths are multiples of it; narrower groups stay.", show_default="16, 8 or 1")
+]
+Checkpoint = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Keep what was found there: the same command goes on after a stop.")
 ]
 Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the widths (.svg, .png, .pdf); matplotlib.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace the result of an earlier run.")]
@@ -72,6 +81,7 @@ def shrink(
     uniform: Uniform = None,
     drop: Drop = None,
     multiple: Multiple = None,
+    checkpoint: Checkpoint = None,
     plot: Plot = None,
     force: Force = False,
     json: JsonFile = None,
@@ -90,7 +100,8 @@ def shrink(
     beside = {} if folder is None else companions(folder)  # refuses what cannot be copied before any long work
     with progress(f"reading {source}"):
         model = found.model()
-    options: dict[str, Any] = {"streams": streams, "layers": _layers(drop), "multiple": multiple}
+    options: dict[str, Any] = {"streams": streams or "auto", "layers": _layers(drop), "multiple": multiple}
+    options["checkpoint"] = checkpoint
     options["uniform"] = folder is not None if uniform is None else uniform
     small, report = _shrunk(model, found, limit, (given, length, data), samples or SAMPLES, options)
     with result_folder.folder(out, force) as target:

@@ -22,9 +22,10 @@ from twofour.compiler import compile as compile_model
 from twofour.errors import LayerError, OptimizeError, TwofourError, cut
 from twofour.export import load, save
 from twofour.files import named, replacing
+from twofour.journal import Journal, digest, name_of
 from twofour.layers import require_module
 from twofour.measure import Record
-from twofour.optimizing.folder import MODEL, PAGE, PLAN, RECORD, Journal, digest, name_of, of_the_moment, opened
+from twofour.optimizing.folder import MODEL, PAGE, PLAN, RECORD, of_the_moment, opened
 from twofour.optimizing.outcome import Choice, Outcome, Tried, choose, verdict_of
 from twofour.optimizing.quality import OWN, TITLES, Evaluate, Judge
 from twofour.optimizing.samples import SEED, Samples, example_of, parted, tokens_of
@@ -168,7 +169,7 @@ class _Task:
     pooling: str = "mean"
     name: str = "model"
     batch: int = 1
-    journal: Journal = field(default_factory=lambda: Journal(Path(), {}, Progress(False)))
+    journal: Journal = field(default_factory=Journal)
 
     def asked(self) -> dict[str, Any]:
         """Return what makes the run this one, JSON-ready: another model, other data or versions are another run."""
@@ -314,6 +315,7 @@ class _Task:
     ) -> Outcome:
         """Write what is kept and what was found; return it with the model."""
         folder = self.journal.folder
+        assert folder is not None
         kept = next(one for one in tried if one.name == choice.kept)
         if "finished" not in self.journal.done:
             _copy(self.journal.work(kept.name), folder / MODEL)

@@ -18,6 +18,25 @@ KINDS = ("parameters", "macs", "bytes", "time")
 """What a budget may count."""
 
 
+class UnmetError(ShrinkError):
+    """A budget cannot be met.
+
+    Attributes:
+        least: The least share that can be.
+        gain: Of time, what narrower channels saved as measured, as a share of what they were predicted to.
+    """
+
+    least, gain = 1.0, 1.0
+
+    @classmethod
+    def of(cls, got: str, least: float, why: str, remedy: str) -> UnmetError:
+        """Return the error for what was asked, the least that can be and why, and what to try."""
+        wanted = f"at least {least:.3f}: {why}"
+        error = cls("the budget cannot be met", got=got, wanted=wanted, remedy=remedy)
+        error.least = least
+        return error
+
+
 @dataclass(frozen=True)
 class Budget:
     """The size that a model may have, as a fraction of its own, above 0 and below 1.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
 
-from twofour.errors import ShrinkError
-from twofour.shrinking.budget import Budget, Prices
+from twofour.shrinking.budget import Budget, Prices, UnmetError
 from twofour.shrinking.choose import choose
 from twofour.shrinking.curves import Curve
 from twofour.shrinking.times import Clock, Times, times
@@ -22,6 +21,10 @@ AVX2 and of AVX-512, to which kernels of convolutions and products pad."""
 ROUNDS, NEAR, FAR = 4, 1.03, 0.94
 """How often widths are chosen, and how near the budget what was measured has to be: 3 % above it are noise; where it is
 6 % below, more could have stayed."""
+
+
+Step = Callable[[str, Callable[[], Any]], Any]
+"""A step of a search, by its name: made now, or known of an earlier run."""
 
 
 def multiple_of(group: Cuttable) -> int | None:
@@ -42,6 +45,7 @@ def chosen_by_time(
     models: tuple[nn.Module, nn.Module],
     example: Any,
     uniform: bool,
+    step: Step,
 ) -> tuple[dict[str, int], tuple[float, float], str]:
     """Choose by measured layers, cut a copy, measure it, and choose again where it takes another time than predicted.
 
@@ -52,27 +56,31 @@ def chosen_by_time(
         models: The large model, and its twin that is cut, which may have fewer layers.
         example: Input of one forward pass.
         uniform: As for `choose`.
+        step: Notes what was measured, or gives what a stopped run has.
 
     Returns:
         The width of each group, milliseconds of the large and the small model, and how they were measured.
 
     Raises:
-        ShrinkError: No choice meets the budget, as predicted or within `NEAR` of it as measured.
+        UnmetError: No choice meets the budget, as predicted or within `NEAR` of it as measured.
     """
     _, twin = models
-    clock, of_layers, whole = timed(found, curves, models, example)
+    clock, of_layers, whole = timed(found, curves, models, example, step)
     aim, tried = limit.fraction, list[tuple[float, dict[str, int], tuple[float, float]]]()
     for _ in range(ROUNDS):
         try:
             widths = choose(Prices(found, of_layers.price), curves, Budget(time=aim), whole, uniform=uniform)
-        except ShrinkError:
+        except UnmetError:
             if not tried:
                 raise
             break  # narrower than the narrowest
         found_before = [one for one in tried if one[1] == widths]
         if not found_before:
             plan = found.plan({name: curves[name].kept(width) for name, width in widths.items()})
-            took = clock.ms({"large": clock.large, "small": clock.made(structure.cut(twin, plan))})
+            took = step(
+                f"time of a small model, {', '.join(map(str, widths.values()))}",
+                lambda: clock.ms({"large": clock.large, "small": clock.made(structure.cut(twin, plan))}),  # noqa: B023
+            )
             tried.append((took["small"] / took["large"], widths, (took["large"], took["small"])))
         share = (found_before or tried)[-1][0]
         if FAR <= share / limit.fraction <= NEAR:
@@ -81,26 +89,38 @@ def chosen_by_time(
     if fitting := [one for one in tried if one[0] <= NEAR * limit.fraction]:
         _, widths, promised = max(fitting, key=lambda one: one[0])
         return widths, promised, clock.told
-    raise _too_slow(limit, min(share for share, _, _ in tried), len(tried))
+    share, widths, (large, small) = min(tried, key=lambda one: one[0])
+    error = _too_slow(limit, share, len(tried))
+    prices = Prices(found, of_layers.price)
+    for group in found.groups:
+        prices.set(group, widths.get(group.name, group.size))
+    predicted, saved = of_layers.whole - prices.total, of_layers.whole - small * whole / large
+    error.gain = min(1.0, max(saved, 0.0) / predicted) if predicted > 0 else 1.0
+    raise error
 
 
 def timed(
-    found: Channels, curves: Mapping[str, Curve], models: tuple[nn.Module, nn.Module], example: Any
+    found: Channels, curves: Mapping[str, Curve], models: tuple[nn.Module, nn.Module], example: Any, step: Step
 ) -> tuple[Clock, Times, float]:
     """Return the clock, what the twin's layers take at several widths, and the milliseconds of the large model."""
     model, twin = models
     clock = Clock(model, example)
-    whole = clock.ms({"large": clock.large})["large"]
-    alike = structure.cuts_of(twin) == structure.cuts_of(model)
-    now = whole if alike else clock.ms({"twin": clock.made(twin)})["twin"]
+    whole = float(step("time of the large model", lambda: clock.ms({"large": clock.large})["large"]))
     axes = {(p.name, p.axis) for group in found.groups if group.name in curves for p in group.group.places}
-    return clock, times(twin, example, clock, axes, now), whole
+
+    def measured() -> dict[str, Any]:
+        alike = structure.cuts_of(twin) == structure.cuts_of(model)
+        now = whole if alike else clock.ms({"twin": clock.made(twin)})["twin"]
+        return times(twin, example, clock, axes, now).to_dict()
+
+    return clock, Times.from_dict(step("times of layers", measured)), whole
 
 
-def _too_slow(limit: Budget, least: float, tries: int) -> ShrinkError:
-    return ShrinkError(
-        "the budget cannot be met",
-        got=f"{limit.fraction:.3f} of the time",
-        wanted=f"at least {least:.3f}: the least that was measured, in {tries} tries",
-        remedy="measure on a quiet machine, or ask for more; streams=True cuts residual streams too",
+def _too_slow(limit: Budget, least: float, tries: int) -> UnmetError:
+    return UnmetError.of(
+        f"{limit.fraction:.3f} of the time",
+        least,
+        f"the least that was measured, in {tries} tries",
+        'measure on a quiet machine, or ask for more; layers="auto" lets whole layers go too, streams=True every '
+        "residual stream",
     )

@@ -6,8 +6,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from twofour.errors import ShrinkError
-from twofour.shrinking.budget import Budget, Prices
+from twofour.shrinking.budget import Budget, Prices, UnmetError
 from twofour.shrinking.curves import Curve
 from twofour.structure.shrink import Channels, Cuttable
 
@@ -30,7 +29,7 @@ def choose(
             forward counts always do, and stay whole where they cannot, or where one of them is not to be cut.
 
     Raises:
-        ShrinkError: The narrowest widths are too wide for the budget.
+        UnmetError: The narrowest widths are too wide for the budget.
     """
     held = [(group, curves[group.name]) for group in prices.found.groups if group.name in curves]
     bundles = [_Bundle(prices, members) for members in _together(prices.found, curves, uniform)]
@@ -58,7 +57,7 @@ def choose_layers(
         uniform: As for `choose`.
 
     Raises:
-        ShrinkError: What is narrowest and shallowest is too large for the budget.
+        UnmetError: What is narrowest and shallowest is too large for the budget.
     """
     bundles = [_Bundle(prices, members) for members in _together(prices.found, curves, uniform)]
     entire = [_Entire(prices, name, loss, tuple(layers), bundles) for name, loss in layers.items()]
@@ -180,11 +179,11 @@ def cost(share: float) -> float:
     return -math.log(max(1.0 - share, 1e-6)) + max(share - 1.0, 0.0)
 
 
-def _too_small(budget: Budget, least: float) -> ShrinkError:
-    return ShrinkError(
-        "the budget cannot be met",
-        got=f"{budget.fraction:.3f} of the {budget.kind}",
-        wanted=f"at least {least:.3f}: the narrowest widths of all that can be cut",
-        remedy="streams=True cuts residual streams too, `least` sets how narrow a group may become; "
-        "`twofour.structure.shrink.channels(model, example).uncut` says what stays whole and why",
+def _too_small(budget: Budget, least: float) -> UnmetError:
+    return UnmetError.of(
+        f"{budget.fraction:.3f} of the {budget.kind}",
+        least,
+        "the narrowest widths of all that can be cut",
+        'layers="auto" lets whole layers go too, streams=True every residual stream, `least` sets how narrow a group '
+        "may become; `twofour.structure.shrink.channels(model, example).uncut` says what stays whole and why",
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +39,16 @@ class Curve:
     widths: tuple[int, ...]
     losses: tuple[float, ...]
     source: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the curve as JSON holds it."""
+        return {**vars(self), "order": self.order.tolist()}
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Curve:
+        """Return the curve that `to_dict` gave."""
+        order = torch.tensor(found["order"], dtype=torch.long, device="cpu")
+        return cls(order, tuple(found["widths"]), tuple(found["losses"]), found["source"])
 
     def kept(self, width: int) -> list[int]:
         """Return the channels that stay at a width, ascending."""

@@ -36,6 +36,15 @@ class Energies:
     layers: Mapping[str, tuple[float, float]]
     weights: Mapping[str, float]
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the sums as JSON holds them."""
+        return vars(self)
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Energies:
+        """Return the sums that `to_dict` gave."""
+        return cls({name: (out, apart) for name, (out, apart) in found["layers"].items()}, dict(found["weights"]))
+
     def losses(self) -> dict[str, float]:
         """Return the share of its output that each layer adds."""
         return {name: apart / max(out, 1e-30) for name, (out, apart) in self.layers.items()}

@@ -8,11 +8,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from twofour import calibration, calls
 from twofour.calibration import Batch, Statistics
+from twofour.checkpoints import write_tensors
+from twofour.files import replacing
+from twofour.journal import Journal
 from twofour.layers import PrunableWeight
 from twofour.progress import Progress
 from twofour.shrinking.curves import covariance
@@ -34,13 +39,26 @@ def gone_columns(weight: PrunableWeight, plan: Cut) -> Tensor | None:
 
 
 def reconstruct(
-    model: nn.Module, plan: Cut, weights: Sequence[PrunableWeight], batches: Sequence[Batch], display: Progress
+    model: nn.Module,
+    plan: Cut,
+    weights: Sequence[PrunableWeight],
+    batches: Sequence[Batch],
+    display: Progress,
+    journal: Journal,
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Solve weights for the columns that a plan leaves; what it cuts becomes zero, and a bias takes up its mean.
 
     In the order of the calls: what comes later sees the inputs that the solved layers before it give. For a weight W
     whose inputs have mean m and covariance C the columns K that stay become W_K + W_B C_BK C_KK^-1, and the bias
-    gains W_B m_B less what the change of W_K gives.
+    gains W_B m_B less what the change of W_K gives. A weight that a stopped run has solved is put in as it left it.
+
+    Args:
+        model: A copy of the large model; it is changed.
+        plan: What is cut of it.
+        weights: Of the copy.
+        batches: Calibration data.
+        display: Shows progress.
+        journal: Keeps what is solved.
 
     Returns:
         Names of the weights that were solved, and of those that were not, with the reason: the data do not show them,
@@ -49,16 +67,50 @@ def reconstruct(
     found = {weight.name: gone for weight in weights if (gone := gone_columns(weight, plan)) is not None}
     tied = {weight.name: f"it is `{weight.aliases[0]}` too" for weight in weights if weight.aliases}
     tied = {name: reason for name, reason in tied.items() if name in found}
-    solved: list[str] = []
+    solved: set[str] = set()
 
     def visit(weight: PrunableWeight, statistics: Statistics) -> None:
         if statistics.rows:
             _solve(weight, statistics, found[weight.name])
-            solved.append(weight.name)
+            _keep(weight, journal)
+            solved.add(weight.name)
 
     chosen = [weight for weight in weights if weight.name in found and weight.name not in tied]
-    skipped = calibration.calibrate(model, chosen, batches, "hessian", visit, display=display)
-    return tuple(solved), {**skipped, **tied}
+    solved |= {weight.name for weight in chosen if _known(weight, journal)}
+    left = [weight for weight in chosen if weight.name not in solved]
+    skipped = calibration.calibrate(model, left, batches, "hessian", visit, display=display) if left else {}
+    return tuple(weight.name for weight in chosen if weight.name in solved), {**skipped, **tied}
+
+
+def _tensors(weight: PrunableWeight) -> dict[str, Tensor]:
+    """Return what is solved of a weight's layer, by the names that it has in the model."""
+    bias: Tensor | None = getattr(weight.module, "bias", None)
+    return {weight.name: weight.parameter.detach()} | ({} if bias is None else {f"{weight.layer}.bias": bias.detach()})
+
+
+def _keep(weight: PrunableWeight, journal: Journal) -> None:
+    """Write a solved layer for a later run, where one is to know it."""
+    if journal.folder is not None:
+        with replacing(journal.work(weight.name)) as temporary:
+            write_tensors(temporary, _tensors(weight), {})
+
+
+@torch.no_grad()
+def _known(weight: PrunableWeight, journal: Journal) -> bool:
+    """Put in the solved layer of an earlier run; tell whether there is one. A file that is damaged is none."""
+    file = None if journal.folder is None else journal.work(weight.name)
+    if file is None or not file.exists():
+        return False
+    tensors = _tensors(weight)
+    try:
+        stored = load_file(file)
+    except (OSError, SafetensorError) as error:
+        _log.warning("%s cannot be read, and `%s` is solved again: %s", file, weight.name, error)
+        return False
+    fits = stored.keys() == tensors.keys() and all(stored[n].shape == t.shape for n, t in tensors.items())
+    for name, tensor in tensors.items() if fits else ():
+        tensor.copy_(stored[name])
+    return fits
 
 
 @torch.no_grad()

@@ -146,6 +146,17 @@ class Times:
     shapes: dict[str, tuple[int, int]]
     axes: dict[str, int]
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the times as JSON holds them."""
+        return {**vars(self), "grids": {name: grid.ms for name, grid in self.grids.items()}}
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Times:
+        """Return the times that `to_dict` gave."""
+        grids = {name: Grid(tuple(map(tuple, ms))) for name, ms in found["grids"].items()}
+        shapes = {name: (int(outputs), int(inputs)) for name, (outputs, inputs) in found["shapes"].items()}
+        return cls(found["whole"], grids, dict(found["rest"]), shapes, dict(found["axes"]))
+
     def price(self, name: str, sizes: tuple[int, ...]) -> float:
         """Return the milliseconds that a weight of some sizes stands for, 0 of what is no layer's weight."""
         if name not in self.shapes:

@@ -59,7 +59,8 @@ def attach(
     Args:
         model: A dense model, fresh or trained.
         example: Input of one forward pass, as `twofour.shrink` takes it.
-        steps: Optimiser steps during which gates are pulled; after them the training repairs.
+        steps: Optimiser steps during which gates are pulled. What goes is settled then: it stays closed, and the gates
+            that stay are pulled no more, so that training on undoes what the pull took from them.
         strength: How far a gate that the loss does not hold is pulled in all at a constant learning rate, in units of
             the mean gate of its layer at the beginning. The pull follows the learning rate, so a cosine halves it.
         delta: Share of the sum of squared gates of a layer that may go in the end.
@@ -199,6 +200,7 @@ class Gates(Scheme):
         self.layers = tuple(one.name for one in gated)
         self.end, self.strength, self.delta, self.multiple = steps, float(strength), delta, multiple
         self.steps, self._peaks, self._missing = 0, dict[int, float](), True
+        self._closed: dict[str, Tensor] = {}
         self._found, self._gated = found, list(gated)
         self._owners: dict[int, list[Gated]] = {}  # several: parts of a concatenation under one batch norm
         for one in self._gated:
@@ -243,9 +245,20 @@ class Gates(Scheme):
                 remedy="attach the gates first, then make the optimiser; call gates.step() after optimizer.step()",
             )
         self.steps += 1
+        if self.steps == self.end:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Close what goes, for good: the loss would open it again where nothing pulls."""
+        kept, layers = self.keeps()
+        for one in self._gated:
+            gone = torch.tensor([one.name in layers], device="cpu") if one.block else ~kept[one.name]
+            if bool(gone.any()):
+                self._closed[one.name] = gone
+                one.close(gone)
 
     def pull(self, optimizer: Optimizer) -> None:
-        """Take the proximal step of the gates that an optimiser has just stepped."""
+        """Take the proximal step of the gates that an optimiser has just stepped; once settled, hold what is closed."""
         held = [(number, group, p) for number, group in enumerate(optimizer.param_groups) for p in group["params"]]
         mine = [(number, group, p) for number, group, p in held if id(p) in self._owners]
         if not mine:
@@ -257,6 +270,9 @@ class Gates(Scheme):
             self._peaks[number] = peak = max(map(float, known))
             for one in self._owners[id(parameter)] if self.steps < self.end and peak > 0 and not self._missing else ():
                 one.pull(parameter, self.strength * one.weight * self.units[one.name] * rate / peak / self.end)
+            for one in self._owners[id(parameter)]:
+                if one.name in self._closed:
+                    one.close(self._closed[one.name])
 
     def keeps(self) -> tuple[dict[str, Tensor], tuple[str, ...]]:
         """Return which channels of each group would stay now, (size,) booleans, and which blocks would go."""
@@ -318,7 +334,8 @@ class Gates(Scheme):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint must hold beside the states of model and optimiser, which hold the gates."""
-        return {"plan": self._plan(), "steps": self.steps, "peaks": dict(self._peaks), "units": dict(self.units)}
+        known = {"peaks": dict(self._peaks), "units": dict(self.units), "closed": dict(self._closed)}
+        return {"plan": self._plan(), "steps": self.steps, **known}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken.
@@ -327,7 +344,7 @@ class Gates(Scheme):
             TrainingError: The state is of other gates, or the scheme is over.
         """
         self._require_attached()
-        if not {"plan", "steps", "peaks", "units"} <= set(state) or state["plan"] != self._plan():
+        if not {"plan", "steps", "peaks", "units", "closed"} <= set(state) or state["plan"] != self._plan():
             raise TrainingError(
                 "the state is of other gates",
                 got=str(state.get("plan", f"keys {', '.join(map(str, state))}"))[:400],
@@ -336,6 +353,7 @@ class Gates(Scheme):
             )
         self.steps, self.units = int(state["steps"]), dict(state["units"])
         self._peaks = {int(number): float(peak) for number, peak in state["peaks"].items()}
+        self._closed = {str(name): gone.cpu() for name, gone in state["closed"].items()}
 
     def _plan(self) -> dict[str, Any]:
         numbers = {"steps": self.end, "strength": self.strength, "delta": self.delta, "multiple": self.multiple}

@@ -1,0 +1,169 @@
+"""The journal of a long run: what it was asked, the steps that are done, and what they left for the steps to come."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from twofour import measure
+from twofour.errors import TwofourError, cut
+from twofour.files import LARGEST_LIST, is_temporary, json_or_none, locked, remove_left, writing
+from twofour.progress import Progress
+
+WORK = "work"
+"""The folder, in that of the run, of what steps leave for the steps to come."""
+
+Done = TypeVar("Done")
+
+
+@dataclass
+class Journal:
+    """The steps of a run, each made once, however often the run is stopped.
+
+    Attributes:
+        folder: Where the run writes; None: nothing is written, and the steps last as long as the journal.
+        name: Of the file in it that notes the steps.
+        asked: What the run was asked, JSON-ready.
+        display: The progress that is shown.
+        done: Steps that are done and what they found.
+    """
+
+    folder: Path | None = None
+    name: str = "journal.json"
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    display: Progress = field(default_factory=lambda: Progress(False))
+    done: dict[str, Any] = field(default_factory=dict)
+
+    def step(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return what a step found, of an earlier run or now: JSON-ready values, noted before the next step begins."""
+        if name not in self.done:
+            self.display.say(name)
+            self.done[name] = json.loads(json.dumps(measure.without_nan(make())))
+            self.write()
+        self.display.advance()
+        return self.done[name]
+
+    def write(self) -> None:
+        """Write the journal, whole or not."""
+        if self.folder is not None:
+            measure.write_json(self.folder / self.name, {"asked": self.asked, "done": self.done})
+
+    def work(self, name: str) -> Path:
+        """Return where a step leaves a file of tensors for the steps to come; two names may share a place."""
+        assert self.folder is not None
+        letters = "".join(letter if letter.isalnum() else "-" for letter in name)
+        return self.folder / WORK / f"{letters}.safetensors"
+
+    def clear(self) -> None:
+        """Remove what the steps left."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder / WORK, ignore_errors=True)
+
+
+@contextmanager
+def opened(
+    folder: Path,
+    name: str,
+    asked: Mapping[str, Any],
+    kind: type[TwofourError],
+    *,
+    beside: Collection[str] = (),
+    display: Progress | None = None,
+    option: str = "--out",
+) -> Iterator[Journal]:
+    """Give the journal of a run, of one that was stopped with the steps that it had done.
+
+    Args:
+        folder: New or empty, or one that the same run left, stopped or whole.
+        name: Of the journal's file.
+        asked: What the run is asked.
+        kind: The error to raise.
+        beside: Names of further files that the run writes there.
+        display: The progress to show.
+        option: What names the folder, for messages.
+
+    Raises:
+        TwofourError: The folder holds something else or another run, another process writes there, or it cannot be
+            made; of the kind that was asked for.
+    """
+    remedy = f"choose another {option}, or wait for the other run"
+    with locked(folder, kind, remedy=remedy), writing(folder, kind, "the result"):
+        done = _earlier(folder, name, asked, {name, WORK, *beside}, kind, f"choose another {option}")
+        journal = Journal(folder, name, asked, display or Progress(False), done)
+        journal.write()
+        (folder / WORK).mkdir(exist_ok=True)
+        for place in (folder, folder / WORK):
+            remove_left(place)
+        yield journal
+
+
+def _earlier(
+    folder: Path, name: str, asked: Mapping[str, Any], known: Collection[str], kind: type[TwofourError], remedy: str
+) -> dict[str, Any]:
+    """Return the steps that an earlier run did; refuse a folder that holds anything else."""
+    found = sorted(path.name for path in folder.iterdir() if not is_temporary(path.name))
+    if not found:
+        return {}
+    stored = json_or_none(folder / name, LARGEST_LIST)
+    foreign = [one for one in found if one not in known]
+    if not isinstance(stored, dict) or not isinstance(stored.get("done"), dict) or foreign:
+        raise kind(
+            f"{folder} holds something else, which is not overwritten",
+            got=", ".join((foreign or found)[:6]),
+            wanted="a new or an empty folder, or that of the same run",
+            remedy=remedy,
+        )
+    if stored.get("asked") != asked:
+        before = stored.get("asked")
+        changed = sorted(key for key in asked if not isinstance(before, dict) or before.get(key) != asked[key])
+        told = {key: before.get(key) if isinstance(before, dict) else None for key in changed}
+        raise kind(
+            f"{folder} holds another run",
+            got=f"it was asked with {cut(json.dumps(told), 200)}",
+            wanted=f"the same {', '.join(changed)}",
+            remedy=remedy,
+        )
+    return stored["done"]
+
+
+def digest(value: nn.Module | object) -> str:
+    """Return a checksum of a model's tensors, or of those in data, by which a later run knows the same."""
+    found = hashlib.blake2b(digest_size=12)
+    leaves = value.state_dict().items() if isinstance(value, nn.Module) else enumerate(tree_leaves(value))
+    for name, leaf in leaves:
+        found.update(f"{name}:".encode())
+        if isinstance(leaf, Tensor):
+            found.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode())
+            found.update(leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        else:
+            found.update(repr(leaf).encode())
+    return found.hexdigest()
+
+
+def name_of(function: Callable[..., Any] | None) -> str | None:
+    """Return a function's name with a checksum of its code, where it has one; None for none."""
+    if function is None:
+        return None
+    name = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', type(function).__name__)}"
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return name if code is None else f"{name}:{digest(code_of(code))}"
+
+
+def code_of(code: CodeType) -> tuple[object, ...]:
+    """Return what a function does, alike in every process: its instructions, names and constants, without places."""
+    constants = (
+        code_of(one) if isinstance(one, CodeType) else sorted(map(repr, one)) if isinstance(one, frozenset) else one
+        for one in code.co_consts
+    )
+    return code.co_code, code.co_names, code.co_varnames, tuple(constants)
