@@ -11,7 +11,7 @@ from tests.structure.shrink.networks import made
 from twofour import shrinking
 from twofour.errors import ShrinkError
 from twofour.shrinking import by_time, times
-from twofour.shrinking.depth import droppable
+from twofour.shrinking.depth import droppable, together
 from twofour.structure import shrink as structure
 
 ROWS = torch.randn(128, 16, generator=torch.Generator().manual_seed(3))
@@ -19,6 +19,8 @@ ROWS = torch.randn(128, 16, generator=torch.Generator().manual_seed(3))
 
 class Block(nn.Module):
     """x + b(relu(a(x)))."""
+
+    in_place = False
 
     def __init__(self, adds: float, own: int) -> None:
         super().__init__()
@@ -30,7 +32,8 @@ class Block(nn.Module):
             self.b.bias.mul_(adds)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.b(self.a(x).relu())
+        added = self.b(self.a(x).relu())
+        return x.add_(added) if self.in_place else x + added
 
 
 def stack(adds: tuple[float, ...], own: int = 64) -> Any:
@@ -48,7 +51,11 @@ def shrunk(model: nn.Module, budget: float) -> tuple[Any, shrinking.Report]:
     return small, report
 
 
-def test_layers_that_add_little_go_and_the_others_keep_their_channels() -> None:
+@pytest.mark.parametrize("in_place", [False, True])
+def test_layers_that_add_little_go_and_the_others_keep_their_channels(
+    in_place: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Block, "in_place", in_place)
     model = stack((3.0, 1e-3, 3.0, 1e-3))
     small, report = shrunk(model, 0.53)
     assert report.layers == ("1.1", "1.3") == tuple(report.to_dict()["layers"]) and len(small[1]) == 2
@@ -79,6 +86,27 @@ def test_what_changes_no_shape_may_go(name: str, layers: list[str]) -> None:
     before = dict(model.named_modules())
     assert droppable(model, example) == [one for one in layers if one not in ("layer2.0", "layer3.0")]
     assert dict(model.named_modules()) == before
+
+
+class Every(nn.Module):
+    """Of its three layers any one may go, but its forward wants two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block(1.0, 64) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x + self.layers[1](x)
+
+
+def test_layers_go_together_where_the_model_runs_without_all_of_them() -> None:
+    model, x = Every(), torch.randn(2, 32)
+    names = droppable(model, x)
+    assert names == ["layers.0", "layers.1", "layers.2"]
+    assert together(model, names[:2], x) == ("layers.0",) and len(model.layers) == 3
+    assert together(stack((1.0, 1.0, 1.0)), ["1.0", "1.2"], ROWS[:2]) == ("1.0", "1.2")
 
 
 class Steps:

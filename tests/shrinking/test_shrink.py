@@ -16,7 +16,8 @@ from twofour.calibration import Batch
 from twofour.errors import CompileError, ShrinkError
 from twofour.shrinking import by_time, times
 from twofour.shrinking.budget import Budget, Prices, UnmetError, uses
-from twofour.shrinking.curves import Reader
+from twofour.shrinking.choose import choose
+from twofour.shrinking.curves import Curve, Reader
 from twofour.shrinking.reconstruct import refit_norms
 from twofour.structure import shrink as structure
 from twofour.structure.shrink.widths import widths_of
@@ -79,6 +80,36 @@ def test_prices_are_those_of_the_model_that_is_cut() -> None:
         assert prices.set(group, width) == before - prices.total
         kept[group.name] = range(width)
     assert prices.total == parameters(structure.cut(model, found.plan(kept)))
+
+
+def test_steps_that_save_nothing_are_passed_over() -> None:
+    """Kernels take as long for 64 channels as for 48, and a noisy measurement says more."""
+    model = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 4))
+    found = structure.channels(model, torch.randn(2, 4))
+    (group,) = found.groups
+    milliseconds = {64: 10.0, 48: 10.2, 32: 5.0, 16: 2.0}
+    prices = Prices(found, lambda name, sizes: milliseconds[sizes[0]] if name == "0.weight" else 0.0)
+    curve = Curve(torch.arange(64), (64, 48, 32, 16), (0.0, 0.1, 0.2, 0.3), "magnitude")
+    assert choose(prices, {group.name: curve}, Budget(time=0.6), 10.0) == {group.name: 32}
+    prices = Prices(found, lambda name, sizes: milliseconds[sizes[0]] if name == "0.weight" else 0.0)
+    with pytest.raises(UnmetError, match=r"at least 0\.200"):
+        choose(prices, {group.name: curve}, Budget(time=0.1), 10.0)
+
+
+class Across(nn.Module):
+    """Attention over a memory that is longer than what asks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        return self.attention(x, memory, memory, need_weights=False)[0]
+
+
+def test_products_of_attention_are_those_of_what_it_reads() -> None:
+    found = uses(Across(), (torch.randn(2, 3, 8), torch.randn(2, 9, 8)))
+    assert found["attention.in_proj_weight"] * 3 * 8 * 8 == 2 * (3 + 9 + 9) * 8 * 8
 
 
 @pytest.mark.parametrize("name", ["mobilenet", "gpt2"])

@@ -238,6 +238,40 @@ def test_finetune_trains_with_gates_and_a_schedule() -> None:
     assert gates.cut(model, IMAGES)(IMAGES).isfinite().all()
 
 
+def test_a_block_that_was_trained_on_is_not_cut() -> None:
+    model = mlp()
+    scheme = gates.attach(model, ROWS, steps=1)
+    (block, _) = (one for one in scheme._gated if one.block)
+    with torch.no_grad():
+        block.held[0][0].zero_()
+    layer: Any = scheme.finish().get_submodule(block.name)
+    assert gates.learned(model).layers == (block.name,)
+    torch.testing.assert_close(gates.cut(model, ROWS)(ROWS), model(ROWS), rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        layer.down.weight.normal_()
+    with pytest.raises(
+        TrainingError, match=rf"`{block.name}`: what goes is not closed[\s\S]*something else than it gets"
+    ):
+        gates.cut(model, ROWS)
+
+
+class Scaling(nn.Module):
+    """Halves what it is given, in place, whatever its weights are: no identity."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.add_(self.down(self.up(x).relu())).mul_(0.5)
+
+
+def test_a_block_that_changes_what_it_gets_in_place_has_no_gate() -> None:
+    torch.manual_seed(0)
+    scheme = gates.attach(nn.Sequential(nn.Linear(6, 8), nn.Sequential(Scaling()), nn.Linear(8, 4)), ROWS, steps=1)
+    assert not any(one.block for one in scheme._gated)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_closed_stays_closed_and_the_rest_is_pulled_no_more(case: str) -> None:
     make, x = CASES[case]

@@ -14,6 +14,7 @@ from twofour.cli import source as sources
 from twofour.cli.console import JsonFile, print_table, progress, remedies_of_options, say, warn, write
 from twofour.cli.options import DenseModel, Folder, SampleShape
 from twofour.cli.prune import Data, Samples
+from twofour.drawing import require_format, require_matplotlib
 from twofour.errors import ShrinkError, one_of
 from twofour.export import save
 from twofour.shrinking import Budget, Report
@@ -93,6 +94,7 @@ def shrink(
     With --data the weights that read what went are solved anew; without, train the model afterwards.
     """
     limit = _limit(count, budget)
+    _require_drawn(plot)
     result_folder.require_free(out, force)
     found = sources.resolve(source)
     result_folder.require_apart(out, found.path)
@@ -100,21 +102,31 @@ def shrink(
     beside = {} if folder is None else companions(folder)  # refuses what cannot be copied before any long work
     with progress(f"reading {source}"):
         model = found.model()
-    options: dict[str, Any] = {"streams": streams or "auto", "layers": _layers(drop), "multiple": multiple}
-    options["checkpoint"] = checkpoint
-    options["uniform"] = folder is not None if uniform is None else uniform
+    options: dict[str, Any] = {"streams": streams or "auto", "layers": _layers(drop), "checkpoint": checkpoint}
+    options |= {"multiple": multiple, "uniform": folder is not None if uniform is None else uniform}
     small, report = _shrunk(model, found, limit, (given, length, data), samples or SAMPLES, options)
     with result_folder.folder(out, force) as target:
         copy_companions(beside, target)
         _write(small, target, folder is not None)
         content = result_folder.write_report(target, {"source": source, "out": str(out), **report.to_dict()})
-    if plot is not None:
-        shrinking.plot(report, plot)
     show(report)
+    _draw(report, plot)
     if folder is not None:
         say(_loads(report))
     say(f"wrote {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
     write(json, content)
+
+
+def _require_drawn(plot: Path | None) -> None:
+    """Refuse, before any long work, what could not be drawn in the end."""
+    if plot is not None:
+        require_format(plot, ShrinkError)
+        require_matplotlib(ShrinkError, "the file of --json")
+
+
+def _draw(report: Report, plot: Path | None) -> None:
+    if plot is not None:
+        shrinking.plot(report, plot)
 
 
 def _layers(drop: list[str] | None) -> str | tuple[str, ...]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from twofour import calls
 from twofour.errors import ShrinkError, cut
@@ -16,6 +17,9 @@ from twofour.structure.shrink import Channels, Cuttable
 
 KINDS = ("parameters", "macs", "bytes", "time")
 """What a budget may count."""
+
+PROJECTED = {"q_proj_weight": slice(0, 1), "k_proj_weight": slice(1, 2), "v_proj_weight": slice(2, 3)}
+"""Which of query, key and value each weight of an attention multiplies, where these have weights of their own."""
 
 
 class UnmetError(ShrinkError):
@@ -96,20 +100,27 @@ class Budget:
 
 
 @torch.no_grad()
-def uses(model: nn.Module, example: Any) -> dict[str, int]:
+def uses(model: nn.Module, example: Any) -> dict[str, float]:
     """Return how often each weight is used by one forward pass: MACs are its values times that.
 
-    A Linear uses its weight once for each row of its input, a convolution for each place of its output, recurrent and
-    attention layers each of theirs for each row of their output. A tied weight has the first of its names, and the uses
+    A Linear uses its weight once for each row of its input, a convolution for each place of its output, a recurrent
+    layer each of its own for each row of its output. Attention projects queries, keys and values, each as many rows as
+    it gets, and its output. A tied weight has the first of its names, and the uses
     of all layers that multiply by it. Weights of layers that are not called are missing.
     """
-    found: dict[str, int] = {}
+    found: dict[str, float] = {}
     names = first_names(model)
 
     def see(weight: PrunableWeight, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        first = output[0] if isinstance(output, tuple | list) else output
+        first = answer_of(output)
         rows = weight.of.rows(weight.module, weight.parameter.shape)
-        if weight.kind.startswith(("lstm", "gru", "rnn", "attention")):
+        count: float
+        if weight.kind == "attention_in":
+            read = [*args, *(kwargs[name] for name in ("query", "key", "value") if name in kwargs)]
+            read = [x for x in read if isinstance(x, Tensor) and x.is_floating_point()][:3]
+            read = read[PROJECTED[weight.attribute]] if weight.attribute in PROJECTED else read
+            count = sum(x.numel() // x.shape[-1] for x in read) / len(read)
+        elif weight.kind.startswith(("lstm", "gru", "rnn", "attention")):
             count = first.numel() // first.shape[-1]
         else:
             count = first.numel() // max(rows, 1)
@@ -121,6 +132,12 @@ def uses(model: nn.Module, example: Any) -> dict[str, int]:
     with calls.evaluating(model), calls.without_cache(model), observed:
         calls.call(model, calls.Example.of(example).copy())
     return found
+
+
+def answer_of(output: Any) -> Tensor:
+    """Return what a layer puts out: the first tensor, that of a packed sequence too."""
+    first = output[0] if isinstance(output, tuple | list) and not isinstance(output, PackedSequence) else output
+    return first.data if isinstance(first, PackedSequence) else first
 
 
 def first_names(model: nn.Module) -> dict[int, str]:

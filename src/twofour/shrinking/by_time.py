@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -22,6 +22,9 @@ ROUNDS, NEAR, FAR = 4, 1.03, 0.94
 """How often widths are chosen, and how near the budget what was measured has to be: 3 % above it are noise; where it is
 6 % below, more could have stayed."""
 
+
+Tried = tuple[float, dict[str, int], tuple[float, float]]
+"""Of some widths: the small model's share of the large one's time, the widths, and the milliseconds of both."""
 
 Step = Callable[[str, Callable[[], Any]], Any]
 """A step of a search, by its name: made now, or known of an earlier run."""
@@ -66,7 +69,7 @@ def chosen_by_time(
     """
     _, twin = models
     clock, of_layers, whole = timed(found, curves, models, example, step)
-    aim, tried = limit.fraction, list[tuple[float, dict[str, int], tuple[float, float]]]()
+    aim, tried = limit.fraction, list[Tried]()
     for _ in range(ROUNDS):
         try:
             widths = choose(Prices(found, of_layers.price), curves, Budget(time=aim), whole, uniform=uniform)
@@ -89,14 +92,7 @@ def chosen_by_time(
     if fitting := [one for one in tried if one[0] <= NEAR * limit.fraction]:
         _, widths, promised = max(fitting, key=lambda one: one[0])
         return widths, promised, clock.told
-    share, widths, (large, small) = min(tried, key=lambda one: one[0])
-    error = _too_slow(limit, share, len(tried))
-    prices = Prices(found, of_layers.price)
-    for group in found.groups:
-        prices.set(group, widths.get(group.name, group.size))
-    predicted, saved = of_layers.whole - prices.total, of_layers.whole - small * whole / large
-    error.gain = min(1.0, max(saved, 0.0) / predicted) if predicted > 0 else 1.0
-    raise error
+    raise _too_slow(limit, found, of_layers, whole, tried)
 
 
 def timed(
@@ -116,11 +112,19 @@ def timed(
     return clock, Times.from_dict(step("times of layers", measured)), whole
 
 
-def _too_slow(limit: Budget, least: float, tries: int) -> UnmetError:
-    return UnmetError.of(
+def _too_slow(limit: Budget, found: Channels, of_layers: Times, whole: float, tried: Sequence[Tried]) -> UnmetError:
+    """Return the error that says the least that was measured, and what that saved of what was predicted."""
+    share, widths, (large, small) = min(tried, key=lambda one: one[0])
+    error = UnmetError.of(
         f"{limit.fraction:.3f} of the time",
-        least,
-        f"the least that was measured, in {tries} tries",
+        share,
+        f"the least that was measured, in {len(tried)} tries",
         'measure on a quiet machine, or ask for more; layers="auto" lets whole layers go too, streams=True every '
         "residual stream",
     )
+    prices = Prices(found, of_layers.price)
+    for group in found.groups:
+        prices.set(group, widths.get(group.name, group.size))
+    predicted, saved = of_layers.whole - prices.total, of_layers.whole - small * whole / large
+    error.gain = min(1.0, max(saved, 0.0) / predicted) if predicted > 0 else 1.0
+    return error

@@ -68,10 +68,11 @@ def choose_layers(
 def _fill(bundles: Sequence[_Bundle | _Entire], budget: Budget, whole: float, now: float) -> None:
     limit = budget.fraction * whole
     while now > limit:
-        best = min(bundles, key=lambda bundle: bundle.rank(1)[0], default=None)
-        if best is None or best.rank(1)[0] == math.inf:
+        ranked = [(*bundle.next(), bundle) for bundle in bundles]
+        rank, by, best = min(ranked, key=lambda one: one[0], default=(math.inf, 0, None))
+        if best is None or rank == math.inf:
             raise _too_small(budget, now / whole)
-        now -= best.go(1)
+        now -= best.go(by)
     # The last steps may have saved more than was asked for: what lost most comes back where it fits.
     for bundle in sorted(bundles, key=lambda bundle: -bundle.loss(bundle.step)):
         while bundle.step and now - bundle.rank(-1)[1] <= limit:
@@ -122,6 +123,16 @@ class _Bundle:
         self.step += by
         return sum(self.prices.set(group, curve.widths[self.step]) for group, curve in self.members)
 
+    def next(self) -> tuple[float, int]:
+        """Return the loss for what is saved by going on, and by how many steps: one, or more where one saves nothing.
+
+        Kernels take as long for some widths as for others. Infinite where no step saves anything.
+        """
+        for by in range(1, len(self.members[0][1].widths) - self.step):
+            if (rank := self.rank(by)[0]) < math.inf:
+                return rank, by
+        return math.inf, 0
+
     def rank(self, by: int) -> tuple[float, float]:
         """Return the loss for what is saved by going on, infinite at the end, and what is saved."""
         step = self.step
@@ -160,6 +171,10 @@ class _Entire:
         """Take it out, or put it back; return what that saves."""
         self.step += by
         return self.prices.drop(self.name, back=by < 0)
+
+    def next(self) -> tuple[float, int]:
+        """Return the loss for what is saved by its going, and the one step of it."""
+        return self.rank(1)[0], 1
 
     def rank(self, by: int) -> tuple[float, float]:
         """Return the loss for what is saved, less what its own channels have lost by now, and what is saved."""

@@ -84,12 +84,26 @@ def droppable(model: nn.Module, example: Any) -> list[str]:
             wanted = _shapes(given.run(model))
         fitting = [name for name in entries if alike.get(name)]
         inner = [name for name in fitting if not any(other.startswith(f"{name}.") for other in fitting)]
-        return [name for name in inner if _runs(model, name, given, wanted)]
+        return [name for name in inner if _runs(model, (name,), given, wanted)]
 
 
-def _runs(model: nn.Module, layer: str, given: calls.Example, wanted: list[Any]) -> bool:
-    """Whether a model runs to the same shapes without a layer."""
-    undo = apply(model, Cut(layers=(layer,)))
+@torch.no_grad()
+def together(model: nn.Module, layers: Sequence[str], example: Any) -> tuple[str, ...]:
+    """Return those of some layers that may go together, the first ones first: each may go alone (`droppable`)."""
+    given = calls.Example.of(example)
+    with calls.evaluating(model), calls.without_cache(model):
+        wanted = _shapes(given.run(model))
+        if len(layers) < 2 or _runs(model, layers, given, wanted):
+            return tuple(layers)
+        found: tuple[str, ...] = ()
+        for name in layers:
+            found = (*found, name) if _runs(model, (*found, name), given, wanted) else found
+        return found
+
+
+def _runs(model: nn.Module, layers: Sequence[str], given: calls.Example, wanted: list[Any]) -> bool:
+    """Whether a model runs to the same shapes without some layers."""
+    undo = apply(model, Cut(layers=tuple(layers)))
     try:
         return _shapes(given.run(model)) == wanted
     except Exception:  # whatever a forward raises that counts its layers
@@ -113,20 +127,25 @@ def energies(
     """Run a model on calibration data and return what its layers and its weights' layers give."""
     of_layers: dict[str, tuple[float, float]] = dict.fromkeys(layers, (0.0, 0.0))
     of_weights: dict[str, float] = {}
+    given: dict[str, Tensor] = {}
+
+    def keep(key: str | PrunableWeight, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if isinstance(key, str):  # a copy: a layer may add to what it gets
+            given[key] = calls.first_input(args, kwargs).to(torch.float64, copy=True)
 
     def see(key: str | PrunableWeight, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         answer = _first(output).double()
         if isinstance(key, str):
             out, apart = of_layers[key]
-            given = calls.first_input(args, kwargs).double()
-            of_layers[key] = out + float(answer.square().sum()), apart + float((answer - given).square().sum())
+            change = float((answer - given.pop(key)).square().sum())
+            of_layers[key] = out + float(answer.square().sum()), apart + change
         else:
             for name in key.names:
                 of_weights[name] = of_weights.get(name, 0.0) + float(answer.square().sum())
 
     keys: list[tuple[str | PrunableWeight, nn.Module]] = [(name, model.get_submodule(name)) for name in layers]
     keys += [(weight, weight.module) for weight in weights]
-    with calls.evaluating(model), calls.without_cache(model), calls.observing(keys, after=see):
+    with calls.evaluating(model), calls.without_cache(model), calls.observing(keys, keep, see):
         for batch in batches:
             calls.call(model, batch.inputs)
     return Energies(of_layers, of_weights)

@@ -21,7 +21,7 @@ from twofour.shrinking.budget import Budget, Prices, UnmetError, uses
 from twofour.shrinking.by_time import Step, chosen_by_time, multiple_of, timed
 from twofour.shrinking.choose import choose, choose_layers
 from twofour.shrinking.curves import Curve, Reader, columns_of, covariance, magnitude, second_order
-from twofour.shrinking.depth import Energies, droppable, energies
+from twofour.shrinking.depth import Energies, droppable, energies, together
 from twofour.shrinking.uniform import sayable
 from twofour.structure import shrink as structure
 from twofour.structure.shrink import Channels, Cut, Cuttable, Uncut
@@ -179,7 +179,8 @@ class Search:
                 full = price(name, shapes[name])
                 return full - gain * (full - price(name, sizes))
 
-            return choose_layers(Prices(part.found, held), curves, limit, whole, gave.losses(), uniform)
+            names = choose_layers(Prices(part.found, held), curves, limit, whole, gave.losses(), uniform)
+            return together(part.twin, names, self.example)
 
         return chosen
 
@@ -355,4 +356,4 @@ def size(model: nn.Module) -> int:
 def macs(model: nn.Module, example: Any) -> int:
     """Return the multiply-add operations of a model's weights in one forward pass."""
     times = uses(model, example)
-    return sum(parameter.numel() * times.get(name, 0) for name, parameter in model.named_parameters())
+    return round(sum(parameter.numel() * times.get(name, 0) for name, parameter in model.named_parameters()))

@@ -19,7 +19,7 @@ from twofour import calls, measure, native
 from twofour.compiler import compile
 from twofour.errors import TwofourError, explained
 from twofour.layers import PrunableWeight, walk
-from twofour.shrinking.budget import first_names, multiplying
+from twofour.shrinking.budget import answer_of, first_names, multiplying
 
 _log = logging.getLogger("twofour.shrinking")
 
@@ -218,9 +218,8 @@ def _seen(
     values: dict[str, int] = {}
 
     def see(weight: PrunableWeight, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        first = output[0] if isinstance(output, tuple | list) else output
         name = names[id(weight.parameter)]
-        values[name] = values.get(name, 0) + first.numel()
+        values[name] = values.get(name, 0) + answer_of(output).numel()
         inputs.setdefault(name, []).append(calls.first_input(args, kwargs))
 
     observed = calls.observing(multiplying(weights), after=see)

@@ -274,18 +274,43 @@ def _last_norms(model: nn.Module) -> dict[str, list[str]]:
 
 @torch.no_grad()
 def _identities(model: nn.Module, ends: Mapping[str, Sequence[str]], example: Any) -> list[str]:
-    """Return the entries that hand on what they get once their ends are zero, wherever they are called."""
-    twin, same = copy.deepcopy(model), dict[str, bool]()
-    for tensors in ends.values():
-        for name in tensors:
-            twin.get_parameter(name).zero_()
+    """Return the entries that hand on what they get once their ends are zero, wherever they are called.
+
+    One after the other, so that none gets zeros from another; and behind batch norms as training may leave them, since
+    fresh ones hand zeros on.
+    """
+    twin, found = copy.deepcopy(model), list[str]()
+    generator = torch.Generator().manual_seed(0)
+    for norm in twin.modules():
+        for values in (norm.running_mean, norm.bias) if isinstance(norm, _BatchNorm) else ():
+            if values is not None:
+                values.copy_(torch.empty(values.shape, device="cpu").uniform_(0.5, 1.5, generator=generator))
+    for name, tensors in ends.items():
+        parameters = [twin.get_parameter(tensor) for tensor in tensors]
+        before = [parameter.clone() for parameter in parameters]
+        for parameter in parameters:
+            parameter.zero_()
+        found += handing_on(twin, [name], example)
+        for parameter, values in zip(parameters, before, strict=True):
+            parameter.copy_(values)
+    return found
+
+
+@torch.no_grad()
+def handing_on(model: nn.Module, names: Sequence[str], example: Any) -> list[str]:
+    """Return the modules, of some, that hand on what they get, wherever they are called on an example."""
+    same, held = dict[str, bool](), dict[str, Any]()
+
+    def keep(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        given = calls.first_input(args, kwargs)
+        held[name] = given.clone() if isinstance(given, Tensor) else None  # a block may work in place
 
     def see(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        given, answer = calls.first_input(args, kwargs), output[0] if isinstance(output, tuple) else output
-        fits = isinstance(answer, Tensor) and answer.shape == given.shape and torch.equal(answer, given)
-        same[name] = same.get(name, True) and fits
+        given, answer = held.pop(name), output[0] if isinstance(output, tuple) else output
+        alike = isinstance(answer, Tensor) and isinstance(given, Tensor) and torch.equal(answer, given)
+        same[name] = same.get(name, True) and alike
 
-    observed = calls.observing([(name, twin.get_submodule(name)) for name in ends], after=see)
-    with calls.evaluating(twin), calls.without_cache(twin), observed:
-        calls.Example.of(example).run(twin)
+    observed = calls.observing([(name, model.get_submodule(name)) for name in names], keep, see)
+    with calls.evaluating(model), calls.without_cache(model), observed:
+        calls.Example.of(example).run(model)
     return [name for name, fits in same.items() if fits]

@@ -30,7 +30,7 @@ from twofour.structure.shrink import Cut
 from twofour.structure.shrink.absorb import left_open
 from twofour.structure.shrink.widths import widths_of
 from twofour.training.schemes.base import Scheme, require_free
-from twofour.training.schemes.gated import Gated, block_gates, channel_gates
+from twofour.training.schemes.gated import Gated, block_gates, channel_gates, handing_on
 from twofour.training.schemes.slots import Slot
 
 DELTA = 1e-3
@@ -55,6 +55,9 @@ def attach(
     multiple: int | None = None,
 ) -> Gates:
     """Put gates on a dense model; build the optimiser afterwards, and call `step()` after each of its steps.
+
+    Keep what is returned: the gates are pulled as long as it is there. What they learned stays with the model in memory
+    and is in no file: `cut` before saving.
 
     Args:
         model: A dense model, fresh or trained.
@@ -169,18 +172,26 @@ def cut(model: nn.Module, example: Any) -> nn.Module:
     """
     plan = learned(model).plan
     if still_open := left_open(model, plan, example):
-        raise TrainingError(
-            "what goes is not closed",
-            got=f"{some(still_open)}, which read something else than constants from channels that go",
-            wanted="the model as `finish` left it, and an example of two samples or more, which show what is constant",
-            remedy="cut first and train the small model on",
-        ).for_layer(still_open[0])
+        raise _not_closed(still_open, f"{some(still_open)}, which read something else than constants from what goes")
+    identities = handing_on(model, plan.layers, example) if plan.layers else []
+    if changing := [name for name in plan.layers if name not in identities]:
+        raise _not_closed(changing, f"{some(changing)}, which hands on something else than it gets")
     small, bordered = shrink.absorbed(model, plan, example)
     small.__dict__.pop(_LEARNED, None)
+    if (reason := shrink.configure(small)) and hasattr(small, "config"):
+        _log.warning("no configuration says the sizes of the small model, twofour.load loads it: %s", reason)
     if bordered:
         _log.info("constants of closed channels are exact but for the borders of %s", ", ".join(bordered))
-    shrink.configure(small)
     return small
+
+
+def _not_closed(names: Sequence[str], got: str) -> TrainingError:
+    return TrainingError(
+        "what goes is not closed",
+        got=got,
+        wanted="the model as `finish` left it, and an example of two samples or more, which show what is constant",
+        remedy="cut first and train the small model on",
+    ).for_layer(names[0])
 
 
 class Gates(Scheme):
@@ -313,12 +324,13 @@ class Gates(Scheme):
             error = TrainingError("a gate is not finite", got="NaN or infinity", wanted="numbers", remedy=remedy)
             raise error.for_layer(bad[0])
         kept, layers = self.keeps()
+        widths = {name: (len(keep), int(keep.sum())) for name, keep in kept.items()}
+        found = Learned(self._found.plan(kept, layers), widths, layers)  # first: it may refuse
         for one in self._gated:
             if one.name in kept:
                 one.close(~kept[one.name])
         self._let_go(parametrised=True)
-        widths = {name: (len(keep), int(keep.sum())) for name, keep in kept.items()}
-        self.model.__dict__[_LEARNED] = Learned(self._found.plan(kept, layers), widths, layers)
+        self.model.__dict__[_LEARNED] = found
         return self.model
 
     def remove(self) -> nn.Module:
