@@ -22,7 +22,7 @@ GOAL = 1.0
 """Points below the control, at most."""
 SHARE = 0.5
 """Of the parameters of the encoder's layers that stays; embeddings and pooler are whole."""
-RATE = 2e-4
+RATE = 1e-4
 """Learning rate of the small model: it has further to go than the large one, whose rate is the task's."""
 SAVED = 30
 """Steps of a training after which its state is kept, so that a stopped run goes on."""
