@@ -88,6 +88,7 @@ class Report:
             "unused": list(self.unused),
             "layers": list(self.layers),
             "notes": list(self.notes),
+            "numbers": [asdict(number) for number in self.cut.attributes],
         }
 
     def __str__(self) -> str:
@@ -98,6 +99,7 @@ class Report:
             lines[0] += f", {before:.3f} ms -> {after:.3f} ms ({after / before:.1%}), {self.timing}"
         lines += [f"  {name} went" for name in self.layers]
         lines += [f"  {width}" for width in self.widths]
+        lines += [f"  {number}" for number in self.cut.attributes]
         lines += [f"  {uncut}" for uncut in self.uncut]
         lines += [f"  {name} was not solved anew: {reason}" for name, reason in self.skipped]
         lines += [f"  {note}" for note in self.notes]

@@ -190,6 +190,9 @@ class Search:
         curves = part.scaled if self.options.layers == "auto" else part.curves
         widths, promised, timing = part.chosen(curves)
         plan = part.found.plan({name: curves[name].kept(width) for name, width in widths.items()})
+        if layers:
+            structure.verify(self.model, Cut(layers=layers), self.example)
+        structure.verify(part.twin, plan, self.example, part.found)
         uncut, unused = part.found.uncut + part.unsaid, part.found.unused
         return Choice(
             *(layers, part.twin, plan, part.groups, curves, widths, part.weights, uncut, unused, promised, timing)

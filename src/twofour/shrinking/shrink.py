@@ -90,7 +90,8 @@ def shrink(
 
     Raises:
         ShrinkError: An option is impossible, the budget cannot be met (of time to 3 %, as measured), nothing can be
-            cut, the model does not run on the example, cannot be captured, or is masked, or the folder of the
+            cut, the model does not run on the example, cannot be captured, or is masked, the small model would compute
+            something else on the example than the large one with zeros in place of what is cut, or the folder of the
             checkpoint holds another run or something else.
         DataError: The data cannot be used.
     """

@@ -1,6 +1,7 @@
 """shrink: fewer channels and layers: what can be cut, a plan of what stays, and the smaller model."""
 
 from twofour.structure.shrink.absorb import absorbed
+from twofour.structure.shrink.agreement import verify
 from twofour.structure.shrink.channels import Channels, Cuttable, Uncut
 from twofour.structure.shrink.config import configure
 from twofour.structure.shrink.cut import AttributeCut, AxisCut, Cut
@@ -20,4 +21,5 @@ __all__ = [
     "cut",
     "cuts_of",
     "masked",
+    "verify",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -76,6 +76,7 @@ class Channels:
         numbers: Whole numbers that forwards take sizes from, by module and attribute.
         shapes: Shape of each parameter of the model by its first name.
         unused: Parameters that the example's forward did not use: they stay whole.
+        tied: Names of groups that have to get one size though no number counts them: halves of a `chunk`.
     """
 
     groups: tuple[Cuttable, ...]
@@ -84,6 +85,7 @@ class Channels:
     numbers: Mapping[tuple[str, str], int]
     shapes: Mapping[str, tuple[int, ...]]
     unused: tuple[str, ...] = ()
+    tied: tuple[tuple[str, ...], ...] = ()
 
     @property
     def by_name(self) -> dict[str, Cuttable]:
@@ -92,13 +94,9 @@ class Channels:
 
     @property
     def bound(self) -> list[list[Cuttable]]:
-        """The groups that get one size because one number counts them, several together."""
-        found: dict[tuple[str, str], list[Cuttable]] = {}  # groups by each number; those that share one share the list
-        for group in self.groups:
-            others = {id(found[pair]): found[pair] for pair in group.attributes if pair in found}
-            members = [member for several in others.values() for member in several] + [group]
-            found |= {pair: members for member in members for pair in member.attributes}
-        return [members for members in {id(members): members for members in found.values()}.values() if members[1:]]
+        """The groups that get one size because one number counts them, or they are tied, several together."""
+        claims = {group.name: [*group.attributes, *(t for t in self.tied if group.name in t)] for group in self.groups}
+        return [members for members in joined_by(self.groups, lambda group: claims[group.name]) if members[1:]]
 
     def plan(self, kept: Mapping[str, Sequence[int] | Tensor], layers: Sequence[str] = ()) -> Cut:
         """Return the cut that leaves some channels of some groups.
@@ -108,7 +106,8 @@ class Channels:
             layers: Names of modules to drop.
 
         Raises:
-            ShrinkError: It is no mapping, a name is no group, or an index none of its channels, or none would stay.
+            ShrinkError: It is no mapping, a name is no group, an index none of its channels, none would stay, or groups
+                that have to get one size would get several.
         """
         _require_choice(kept)
         known = self.by_name
@@ -122,6 +121,10 @@ class Channels:
                     remedy="names are in `channels(model, example).groups`",
                 )
             masks[known[name].number] = _mask(known[name], chosen)
+        for tied in self.tied:
+            sizes = {int(masks[known[n].number].sum()) if n in kept else known[n].size for n in tied}
+            if len(sizes) > 1:
+                raise _divided(tied, sorted(sizes))
         return Cut(joined(self._axes(masks)), tuple(self._attributes(masks)), tuple(layers))
 
     def _axes(self, masks: Mapping[int, Tensor]) -> Iterable[tuple[tuple[str, int], int, tuple[int, ...]]]:
@@ -175,8 +178,31 @@ def _apart(module: str, name: str, groups: Sequence[Cuttable], sizes: Sequence[i
     )
 
 
+def _divided(tied: Sequence[str], sizes: Sequence[int]) -> ShrinkError:
+    return ShrinkError(
+        "channels that the forward divides evenly would get different sizes",
+        got=f"{' and '.join(map(str, sizes))} of {some(tied)}",
+        wanted="one size, since the forward takes shares of them all, as `chunk` does",
+        remedy="keep as many channels of each of these groups",
+        layer=tied[0],
+    )
+
+
 COUNTED = ("groups", "num_groups")
 """Attributes of torch's layers that count groups of channels."""
+
+
+def joined_by(groups: Iterable[Cuttable], keys: Callable[[Cuttable], Iterable[Hashable]]) -> list[list[Cuttable]]:
+    """Return groups together that have a key in common, also through others; those of no key by themselves."""
+    found: dict[Hashable, list[Cuttable]] = {}  # groups by each key; those that share one share the list
+    alone: list[list[Cuttable]] = []
+    for group in groups:
+        held = list(keys(group))
+        others = {id(found[key]): found[key] for key in held if key in found}
+        members = [member for several in others.values() for member in several] + [group]
+        found |= {key: members for key in [*held, *(key for key, several in found.items() if id(several) in others)]}
+        alone += [] if held else [members]
+    return [*{id(members): members for members in found.values()}.values(), *alone]
 
 
 def shortened(extent: Extent, masks: Mapping[int, Tensor]) -> int:

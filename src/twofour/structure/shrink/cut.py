@@ -75,6 +75,9 @@ class AttributeCut:
             held = [self.module, self.name, self.before, self.after]
             raise _malformed(f"the attribute {cut(repr(held), 80)}")
 
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}".lstrip(".") + f" = {self.before} -> {self.after}"
+
 
 @dataclass(frozen=True)
 class Cut:
