@@ -160,4 +160,23 @@ def callers(
     console().print(f"record: {path}", highlight=False)
 
 
-COMMANDS = (fusion, blocks, algebra, executor, layers, peak, generate, callers)
+def ragged(
+    lengths: Annotated[str, typer.Option(help="mixed, alike or full; several, comma separated.")] = "mixed,alike,full",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or int8; several, comma separated.")] = "float32",
+    batch: Annotated[str, typer.Option(help="Batch sizes, comma separated.")] = "8",
+    threads: ThreadsOption = "1",
+    without: Annotated[list[str] | None, typer.Option(help="A candidate to leave out, by its name.")] = None,
+    seconds: SecondsOption = 8.0,
+    resume: ResumeOption = False,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """Batches of sequences of many lengths: packed and padded, beside the runtimes."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from cases import ragged as ragged_case
+
+    cells = ragged_case.cells(lengths.split(","), dtype.split(","), numbers(batch), numbers(threads))
+    measured(cells, ragged_case.Bench(seconds, without or ()), place(json, "ragged", record), resume, ragged_case.show)
+
+
+COMMANDS = (fusion, blocks, algebra, executor, layers, peak, generate, callers, ragged)

@@ -178,3 +178,26 @@ def test_peaks_are_shown_in_megabytes():
     assert rows == [["tiny", "5", "10", "20", "30", "40", "50"]] and len(heads) == len(rows[0])
     with pytest.raises(DataError, match="there is no model 'nothing'"):
         peak.run(["nothing"], Path("r.json"))
+
+
+@pytest.mark.long
+def test_ragged_times_packed_and_padded_batches(monkeypatch, capsys: pytest.CaptureFixture[str]):
+    transformers = pytest.importorskip("transformers", reason="needs the extra [text]")
+    from cases import ragged
+    from models import Subject
+    from models.encoder import LastHidden
+
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 4, "hidden_size": 64, "intermediate_size": 128}
+    config = transformers.BertConfig(**sizes, vocab_size=100)
+    encoder = LastHidden(transformers.BertModel(config, add_pooling_layer=False)).eval().requires_grad_(False)
+    inputs = torch.randint(0, 100, (8, 128)), torch.ones(8, 128, dtype=torch.long)
+    bench = ragged.Bench(0.02, without=[ragged.ORT, ragged.OPENVINO])
+    bench.subject = lambda batch: Subject("tiny", "random weights", encoder, inputs, batch, 1024)
+    records = [bench(cell) for cell in ragged.cells(["mixed", "full"], ["float32"], [8], [1])]
+    for record in records:
+        assert set(record.timings) == {ragged.EAGER, *ragged.OURS}
+        assert "real tokens" in record.meta["plans"]["twofour 2:4"]
+    ragged.show(records, Console(width=200))
+    assert "41%" in capsys.readouterr().out
+    with pytest.raises(DataError, match="there are no such lengths"):
+        ragged.cells(["nothing"], ["float32"], [8], [1])

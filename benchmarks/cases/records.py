@@ -31,6 +31,7 @@ KEY = (
     "beside",
     "budget",
     "sentences",
+    "lengths",
 )
 """Facts of a cell that tell it from the others of its file."""
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from twofour.compiler import choose, fused_matmuls
+from twofour.compiler import choose, fused_matmuls, ragged
 from twofour.compiler import graph as compiled_graph
 from twofour.graph import Executor
 from twofour.graph.executor.replay import Arena, Replay
@@ -51,4 +51,5 @@ def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWOFOUR_CACHE", "off")  # these times are for no other test
     monkeypatch.setattr(choose, "_measure", first)
     monkeypatch.setattr(compiled_graph, "_engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, 0.0))
+    monkeypatch.setattr(ragged, "_raced", lambda *_: ({"padded": 2.0, "packed": 1.0}, 0.0))
     monkeypatch.setattr(fused_matmuls, "together_and_apart", lambda *_: ({"together": 1.0, "apart": 2.0}, 0.0))

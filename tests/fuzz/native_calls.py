@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 
 from twofour import native
-from twofour.kernels.attention import attention, attention_of_columns, attention_of_windows
+from twofour.kernels.attention import (
+    attention,
+    attention_of_columns,
+    attention_of_sequences,
+    attention_of_windows,
+)
 from twofour.kernels.base import Prepared
 from twofour.kernels.block_matmul import block_rows
 from twofour.kernels.conv import ConvProblem, Geometry
@@ -24,6 +29,7 @@ from twofour.kernels.nm_matmul import native_rows
 from twofour.kernels.nm_unbiased import nm_unbiased
 from twofour.kernels.norm import norm
 from twofour.kernels.problem import Problem
+from twofour.kernels.ragged import lay_out, pad_tokens, take_tokens
 from twofour.packing import pack
 from twofour.patterns import NM, GroupStrides, NonzeroBits, Transposable, parse, ties
 from twofour.structure.permutation import search
@@ -157,6 +163,10 @@ def _attention() -> None:
         columns = torch.randn(2, 4, 48).to(dtype)
         attention_of_columns(columns, columns, columns, (0, 16, 32), (16, 16, 16), 8)
         attention_of_windows(columns, columns, columns, torch.tensor([[0, 3], [2, 1]]), 8)
+        layout = lay_out(torch.arange(4) < torch.tensor([[3], [1]]), 6)
+        packed = take_tokens(columns, layout.rows)
+        parts = (0, 16, 32), (16, 16, 16), 8, layout.offsets
+        pad_tokens(attention_of_sequences(packed, packed, packed, *parts), layout.places)
 
 
 def _norms() -> None:

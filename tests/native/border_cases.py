@@ -267,6 +267,11 @@ def models(scale: int) -> Iterator[Call]:
         columns = mask[..., :4], *columns, 1.0, False, 0.0
         yield row.isa, EXT.attention_of_columns, [row.index, q, k, v, out, *columns, 0.0, 0, 1]
         yield row.isa, EXT.attention_of_columns, [row.index, q, k, v, out.to(torch.uint8), *columns, 0.1, 128, 1]
+        q, k, v, out = (torch.randn(1, 6 * scale, 16, dtype=q.dtype) for _ in range(4))
+        ends = torch.tensor([0, 1, 1, 6 * scale])
+        columns = ends, (0, 0, 0), (16, 16, 16), 8, 1.0, False
+        yield row.isa, EXT.attention_of_sequences, [row.index, q, k, v, out, *columns, 0.0, 0, 1]
+        yield row.isa, EXT.attention_of_sequences, [row.index, q, k, v, out.to(torch.uint8), *columns, 0.1, 128, 1]
         q, k, v, out = (torch.randn(scale, 6, 16, dtype=q.dtype) for _ in range(4))
         order = torch.tensor([[0, 5], [2, 1], [4, 3]])
         yield (
@@ -274,6 +279,14 @@ def models(scale: int) -> Iterator[Call]:
             EXT.attention_of_windows,
             [row.index, q, k, v, out, mask[:1, :, :2, :2].repeat(3, 1, 1, 1), order, 8, 1.0, 0.0, 1],
         )
+    mask = torch.arange(6) < torch.randint(1, 7, (4 * scale, 1))
+    for given in (mask, mask.long(), mask.float()):
+        real, places = int(mask.sum()), torch.empty(mask.shape, dtype=torch.int64)
+        rows, offsets = torch.empty(real, dtype=torch.int64), torch.empty(len(mask) + 2, dtype=torch.int64)
+        yield "scalar", EXT.real_tokens, [given]
+        yield "scalar", EXT.lay_out, [given, rows, offsets, places]
+    x, places = torch.randn(4 * scale, 6, 8), torch.randint(-1, 24 * scale, (2 * scale, 5))
+    yield "scalar", EXT.take_rows, [x, places, torch.empty(2 * scale, 5, 8), 1]
     for row in native.rows("norm"):
         x = torch.randn(4 * scale, 32, dtype=getattr(torch, row.dtype))
         given = row.index, x, torch.randn(32), torch.randn(32)

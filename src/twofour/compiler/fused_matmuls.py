@@ -35,6 +35,8 @@ HANDED = "handed"
 class ProductLayer(CompiledLinear):
     """A compiled Linear inside a graph: named in the account by its epilogue; of a static range it reads bytes too."""
 
+    by_token = True
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.read_bytes()

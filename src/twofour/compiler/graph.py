@@ -25,6 +25,7 @@ from twofour.compiler.graph_report import GraphReport, by_operator
 from twofour.compiler.graph_rewrites import compiled_layers, rewrite_graph
 from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.plan import Plan, with_products
+from twofour.compiler.ragged import choose_ragged
 from twofour.compiler.terms import Terms
 from twofour.compiler.whole_model import WholeModel, by_layers, hooked
 from twofour.errors import CompileError, cut
@@ -209,9 +210,11 @@ def _rewritten(
     if not (error := _probe(runner, graph, leaves)) <= runner.agreement:
         raise _RefusedError(_unlike(runner, leaves, error), account)
     calls = program.prepare(leaves)
+    ragged = choose_ragged(graph.module, program, guard, leaves, runner.agreement, terms)
+    runner.ragged = ragged.program
     times = {n: 1e3 * s for n, s in terms.cache.times(case, ENGINES, lambda: _engines(runner, leaves)).items()}
     engine, reason = _faster(times, _sizes(guard, graph), terms.cache.origin([case]), asked=terms.native)
-    account = replace(account, engine=engine, reason=reason, engine_ms=times, calls=calls)
+    account = replace(account, engine=engine, reason=reason, engine_ms=times, calls=calls, ragged=ragged.said)
     if engine == "graph":
         object.__setattr__(fast, "forward", runner)
         plan = replace(plan, layers=with_products(plan.layers, found.added))
@@ -361,6 +364,6 @@ def _engines(runner: WholeModel, leaves: Sequence[Any]) -> tuple[dict[str, float
     value = runner.guard.inputs.value  # a forward may write into the containers it is given
     calls: dict[str, Callable[[], object]] = {
         "layers": lambda: by_layers(runner.model, value(leaves)),
-        "graph": lambda: runner.outputs.value(runner.program(*(runner.guard.leaves(value(leaves)) or ()))),
+        "graph": lambda: runner.outputs.value(runner.run(runner.guard.leaves(value(leaves)) or ())),
     }
     return race(calls, repeats=9, seconds=0.5)

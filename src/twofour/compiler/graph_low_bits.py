@@ -79,6 +79,8 @@ class BitsLinear(nn.Module):
         layer: Its product.
     """
 
+    by_token = True
+
     label = "linear of bits"
 
     def __init__(self, layer: nn.Module) -> None:

@@ -36,6 +36,8 @@ class MlpLayer(nn.Module):
         last: The product of that; it may be followed by its normalisation.
     """
 
+    by_token = True
+
     def __init__(self, first: First, gate: ProductLayer | None, last: Last) -> None:
         super().__init__()
         self.first, self.gate, self.last = first, gate, last

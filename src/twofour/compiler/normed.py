@@ -31,6 +31,8 @@ class NormedProduct(nn.Module):
         keeps: Whether the product itself is wanted too.
     """
 
+    by_token = True
+
     def __init__(self, layer: ProductLayer, eps: float, centred: bool, keeps: bool) -> None:
         super().__init__()
         self.layer, self.eps, self.centred, self.keeps = layer, eps, centred, keeps
@@ -80,6 +82,8 @@ class ProductOfNormed(nn.Module):
         eps: Added to the variance.
         centred: True for LayerNorm; False for RMSNorm.
     """
+
+    by_token = True
 
     def __init__(self, layer: ProductLayer, eps: float, centred: bool) -> None:
         super().__init__()

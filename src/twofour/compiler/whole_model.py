@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from twofour.capture import Graph, Guard, bind
 from twofour.compiler.agreement import AGREEMENT
 from twofour.compiler.held import Held
+from twofour.compiler.ragged import RaggedProgram
 from twofour.errors import KernelError
 from twofour.graph import Executor
 from twofour.kernels.operator import inference_only
@@ -84,12 +85,14 @@ class WholeModel:
     Attributes:
         agreement: Relative difference from the layers that is allowed.
         written: Name of the argument, a mapping, that the model writes its outputs into and answers with; or none.
+        ragged: The program that runs batches with padding on their real tokens; None where the graph has none.
     """
 
     def __init__(self, model: nn.Module, guard: Guard, program: Executor, graph: Graph) -> None:
         self.model, self.guard, self.program, self.outputs = model, guard, program, graph.outputs
         self.agreement = AGREEMENT[torch.float32]
         self.written: tuple[str, ...] = ()
+        self.ragged: RaggedProgram | None = None
         self._said: set[str] = set()
         self._served: dict[Any, list[int]] = {}
         self._hooks: list[Mapping[int, Any]] | None = None
@@ -113,7 +116,7 @@ class WholeModel:
         order = self._served.get(like) if like is not None else None
         if order is not None and not torch.is_grad_enabled():
             try:
-                return self.outputs.value(self.program(*[values[place] for place in order]))
+                return self.outputs.value(self.run([values[place] for place in order]))
             except KernelError as error:
                 return self._refused(error, args, kwargs)
         given = bind(_signature(kind), self.model, args, kwargs)
@@ -124,11 +127,18 @@ class WholeModel:
             raise inference_only()
         if leaves is not None:
             try:
-                return self.answer(given, self.outputs.value(self.program(*leaves)))
+                return self.answer(given, self.outputs.value(self.run(leaves)))
             except KernelError as error:
                 return self._refused(error, args, kwargs)
         self._say(own, given)
         return kind.forward(self.model, *args, **kwargs)
+
+    def run(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the output leaves for leaves that the graph holds for."""
+        packed = None if self.ragged is None else self.ragged.leaves(leaves)
+        if packed is None or self.ragged is None:
+            return self.program(*leaves)
+        return self.ragged.program(*packed)
 
     def _refused(self, error: KernelError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the layers answer to values that a kernel of the graph refuses, or raise what they raise.

@@ -6,6 +6,7 @@ from twofour.graph.executor import Calls, Executor
 from twofour.graph.outline import Outline, outline
 from twofour.graph.precision import lower_activations
 from twofour.graph.program import Program
+from twofour.graph.ragged import NotRaggedError, Ragged, attention_masks, pack
 from twofour.graph.rules import ARRANGEMENTS, FUSIONS, SIMPLIFICATIONS, arrange, fuse, simplify
 from twofour.graph.rules.fuse_convolutions import Convolution, Norm
 from twofour.graph.rules.join_qkv import JOIN_QKV
@@ -22,16 +23,20 @@ __all__ = [
     "Convolution",
     "Executor",
     "Norm",
+    "NotRaggedError",
     "Outcome",
     "Outline",
     "Product",
     "Program",
+    "Ragged",
     "Rule",
     "Source",
     "arrange",
+    "attention_masks",
     "fuse",
     "lower_activations",
     "outline",
+    "pack",
     "require_rules",
     "rewrite",
     "simplify",

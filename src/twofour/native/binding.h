@@ -96,6 +96,7 @@ void bind_conv_chain(nb::module_& m);
 void bind_fused_matmul(nb::module_& m);
 void bind_recurrent(nb::module_& m);
 void bind_attention(nb::module_& m);
+void bind_ragged(nb::module_& m);
 void bind_norm(nb::module_& m);
 void bind_fused_block(nb::module_& m);
 void bind_copy(nb::module_& m);

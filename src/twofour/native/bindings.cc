@@ -60,6 +60,7 @@ NB_MODULE(_ext, m) {
   bind_fused_matmul(m);
   bind_recurrent(m);
   bind_attention(m);
+  bind_ragged(m);
   bind_norm(m);
   bind_fused_block(m);
   bind_copy(m);

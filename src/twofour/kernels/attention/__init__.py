@@ -1,6 +1,11 @@
 """softmax(scale Q K^T + mask) V in one call, a head at a time in the core's own caches."""
 
-from twofour.kernels.attention.cpu import attention, attention_of_columns, attention_of_windows
+from twofour.kernels.attention.cpu import (
+    attention,
+    attention_of_columns,
+    attention_of_sequences,
+    attention_of_windows,
+)
 from twofour.kernels.attention.reference import reference
 
-__all__ = ["attention", "attention_of_columns", "attention_of_windows", "reference"]
+__all__ = ["attention", "attention_of_columns", "attention_of_sequences", "attention_of_windows", "reference"]

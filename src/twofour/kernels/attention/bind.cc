@@ -133,6 +133,46 @@ void run(const AttentionKernel& kernel, Attention args, int threads) {
   });
 }
 
+// The call for rows [begin, end) of all that stand one behind the other, numbers of `width` bytes in q, k and v, `answer` in out.
+Attention sequence_of(const Attention& all, int64_t begin, int64_t end, int64_t width, int64_t answer) {
+  Attention one = all;
+  const auto from = [&](const void* data, const Strides& s) { return static_cast<const char*>(data) + begin * s.row * width; };
+  one.q = from(all.q, all.q_strides), one.k = from(all.k, all.k_strides), one.v = from(all.v, all.v_strides);
+  one.out = static_cast<char*>(all.out) + begin * all.out_strides.row * answer;
+  one.queries = one.keys = one.first_keys = end - begin;
+  return one;
+}
+
+// Attention inside each of `count` sequences of the rows of one batch entry. The members of a team take one key head of one
+// sequence after the other: sequences differ in length.
+void run_sequences(const AttentionKernel& kernel, const Attention& all, const int64_t* offsets, int64_t count,
+                   int64_t width, int threads) {
+  static Scratch scratch;
+  if (all.queries == 0 || all.value_width == 0) return;
+  const Unlocked unlocked;
+  const int64_t group = all.heads / all.key_heads, items = count * all.key_heads, answer = all.bytes ? 1 : width;
+  const int64_t members = std::max<int64_t>(1, std::min<int64_t>(items, threads));
+  int64_t each = 0, bytes;
+  for (int64_t i = 0; i < count; ++i)
+    each = std::max(each, round_up(kernel.workspace_bytes(sequence_of(all, offsets[i], offsets[i + 1], width, answer)), 64));
+  if (__builtin_mul_overflow(each, members, &bytes)) throw std::bad_alloc();
+  const Scratch::Lease lease(scratch, static_cast<size_t>(bytes));
+  std::atomic<int64_t> next{0};
+  parallel_for(members, 1, static_cast<int>(members), [&](int64_t begin, int64_t end) {
+    for (int64_t member = begin; member < end; ++member)
+      for (int64_t item; (item = next.fetch_add(1)) < items;) {
+        const int64_t at = item / all.key_heads, head = item % all.key_heads * group;
+        const Attention one = sequence_of(all, offsets[at], offsets[at + 1], width, answer);
+        if (one.queries > 0) kernel.run(one, head, head + group, static_cast<char*>(lease.data()) + each * member);
+      }
+  });
+}
+
+// Whether numbers rise from 0 to `rows`.
+bool are_offsets(const int64_t* numbers, int64_t count, int64_t rows) {
+  return count > 1 && numbers[0] == 0 && numbers[count - 1] == rows && std::is_sorted(numbers, numbers + count);
+}
+
 // Whether so many numbers name each of as many rows once.
 bool names_each_once(const int64_t* places, int64_t rows) {
   std::vector<bool> named(static_cast<size_t>(rows));
@@ -190,6 +230,29 @@ void bind_attention(nb::module_& m) {
     add_bytes(border, out, bytes_scale, bytes_zero, &args);
     add_mask(border, mask, &args);
     run(kernel, args, threads);
+  });
+  // As attention_of_columns of one batch entry whose rows are several sequences, one behind the other: `offsets`, int64
+  // (sequences + 1,), says where each begins, and last where all end. A query sees the keys of its own.
+  bind_call(m, "attention_of_sequences", +[](RowOf<AttentionKernel> index, const Operand& q, const Operand& k, const Operand& v,
+                                   const Answer& out, const Operand& offsets, std::array<int64_t, 3> begins,
+                                   std::array<int64_t, 3> sizes, int64_t width, float scale, bool causal, float bytes_scale,
+                                   int bytes_zero, Threads threads) {
+    const AttentionKernel& kernel = row(kKernels, index);
+    const Border border(kernel.name);
+    const Types types = types_of(kernel);
+    const auto part = [&](const Operand& operand, const char* role, int i) {
+      return heads_of_columns(border, operand, role, types, begins[i], sizes[i], width);
+    };
+    Attention args = call_of(border, part(q, "queries", 0), part(k, "keys", 1), part(v, "values", 2),
+                             heads_of_columns(border, out, "answer", answers_of(kernel, bytes_scale), 0, sizes[0], width), out,
+                             scale, causal, 0.0f);
+    add_bytes(border, out, bytes_scale, bytes_zero, &args);
+    const View ends = border.dense(offsets, "offsets", {Type::s64});
+    const auto* const places = reinterpret_cast<const int64_t*>(ends.data);
+    border.require(args.batch == 1 && args.keys == args.queries && ends.ndim == 1 &&
+                       are_offsets(places, ends.count(), args.queries),
+                   offsets, "offsets", "int64 (sequences + 1,) that rise from 0 to the rows of one batch entry");
+    run_sequences(kernel, args, places, ends.count() - 1, types.has(Type::bf16) ? 2 : 4, threads);
   });
   // q, k, v: (images, rows, columns), all columns in heads of `width`; `out` as q. `order` (windows, rows of one), int64,
   // says which rows of an image are a window, each row in one of them; `mask` is over (windows, heads, rows, rows).

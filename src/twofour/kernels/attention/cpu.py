@@ -162,6 +162,64 @@ def attention_of_columns(
     return out
 
 
+def attention_of_sequences(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    begins: tuple[int, int, int],
+    sizes: tuple[int, int, int],
+    width: int,
+    offsets: Tensor,
+    scale: float | None = None,
+    causal: bool = False,
+    bytes_scale: float = 0.0,
+    bytes_zero: int = 0,
+) -> Tensor:
+    """Return `attention_of_columns` inside each of several sequences whose rows stand one behind the other.
+
+    Args:
+        q: (1, rows, columns), float32 or bfloat16, its columns contiguous.
+        k: As `q`, of its dtype; it may be the same tensor.
+        v: As `k`.
+        begins: As in `attention_of_columns`.
+        sizes: As in `attention_of_columns`.
+        width: As in `attention_of_columns`.
+        offsets: int64 (sequences + 1,): the row with which each sequence begins, and behind them the number of rows. A
+            sequence may be empty.
+        scale: As in `attention`.
+        causal: As in `attention`, inside each sequence.
+        bytes_scale: As in `attention`.
+        bytes_zero: As in `attention`.
+
+    Returns:
+        (1, rows, heads * width) of q's dtype or uint8, contiguous.
+
+    Raises:
+        KernelError: The operands do not fit.
+    """
+    q, k, v, offsets = plain("attention", q, k, v, offsets)
+    if q.ndim != 3 or not q.dtype is k.dtype is v.dtype or q.dtype not in DTYPES:
+        raise KernelError(
+            "the operands of attention in sequences do not fit",
+            got=", ".join(f"{name} {t.dtype} {tuple(t.shape)}" for name, t in (("q", q), ("k", k), ("v", v))),
+            wanted="float32 or bfloat16 (1, rows, columns) alike",
+        )
+    out = torch.empty(*q.shape[:2], sizes[0], dtype=torch.uint8 if bytes_scale else q.dtype, device="cpu")
+    native.extension().attention_of_sequences(
+        native.best("attention", dtype=DTYPES[q.dtype]).index,
+        *(q, k, v, out, offsets),
+        begins,
+        sizes,
+        width,
+        width**-0.5 if scale is None else scale,
+        causal,
+        bytes_scale,
+        bytes_zero,
+        native.threads(),
+    )
+    return out
+
+
 def attention_of_windows(
     q: Tensor,
     k: Tensor,

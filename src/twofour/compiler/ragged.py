@@ -1,0 +1,249 @@
+"""Batches with padding run on their real tokens alone, where the graph allows that, agrees and is faster so."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from twofour.capture import Guard
+from twofour.compiler.terms import Terms
+from twofour.errors import cut
+from twofour.graph import Executor, NotRaggedError, Program, Ragged, attention_masks, pack
+from twofour.kernels.ragged import lay_out, real_tokens
+from twofour.measure.chooser import race
+from twofour.measure.distance import distance
+
+logger = logging.getLogger("twofour.compiler")
+
+FORMS = ("padded", "packed")
+"""What a batch with padding is timed as."""
+
+MOST_REAL = 0.9
+"""Largest part of a batch's places that is real tokens where packing is worth its copies."""
+
+STEPS = 16
+"""Packed batches come in so many sizes between a power of two and the next, so that recordings serve many of them."""
+
+LEAST_STEP = 8
+"""Rows; of smaller batches the sizes are multiples of this."""
+
+MASKS = (torch.int64, torch.bool, torch.float32)
+"""dtypes of masks whose real tokens are counted."""
+
+MOST_SEQUENCES, MOST_TRIED = 4, 1024
+"""Sequences that the example is repeated to, where they have so many tokens at most; else to two."""
+
+HIDDEN = -1000.0
+"""A score that this is added to has no weight: e^-1000 is 0 in float32."""
+
+
+def room_for(tokens: int) -> int:
+    """Return the rows of the packed batch for so many real tokens: the next of `STEPS` sizes an octave.
+
+    At most a sixteenth of the rows are in vain.
+    """
+    step = max(LEAST_STEP, (1 << (tokens.bit_length() - 1)) // STEPS)
+    return -(-tokens // step) * step
+
+
+class RaggedProgram:
+    """The program of a graph for packed batches, and which batches it serves.
+
+    Args:
+        graph: The packed graph.
+    """
+
+    def __init__(self, graph: Ragged) -> None:
+        self.mask, self.batch = graph.mask, graph.batch
+        self.program = Executor(Program(graph.module))
+
+    def leaves(self, leaves: Sequence[Any]) -> list[Any] | None:
+        """Return what the program takes for a batch, None where the padded graph serves it better.
+
+        That is a batch of few places of padding; one whose mask is of other sizes, or holds other numbers than 0 and 1,
+        or a sequence that begins with padding, whose first token models read; and any while torch's own fast paths are
+        off.
+        """
+        mask = leaves[self.mask]
+        if leaves[self.batch].shape[:2] != mask.shape:
+            return None
+        real = real_tokens(mask)
+        if not 0 < real <= MOST_REAL * mask.numel() or not torch.backends.mha.get_fastpath_enabled():
+            return None
+        return self.packed(leaves, real)
+
+    def packed(self, leaves: Sequence[Any], real: int) -> list[Any]:
+        """Return what the program takes for a batch of so many real tokens."""
+        return [*leaves, *lay_out(leaves[self.mask], room_for(real))]
+
+
+@dataclass(frozen=True)
+class RaggedChoice:
+    """What became of packing.
+
+    Attributes:
+        program: What runs batches with padding, None where the padded graph does.
+        said: What the plan says of it, "" of a graph that has no mask of padding.
+    """
+
+    program: RaggedProgram | None = None
+    said: str = ""
+
+
+def choose_ragged(
+    module: fx.GraphModule, padded: Executor, guard: Guard, example: Sequence[Any], allowed: float, terms: Terms
+) -> RaggedChoice:
+    """Let batches with padding run packed, where that gives the padded graph's answers and takes less time.
+
+    Args:
+        module: The rewritten graph.
+        padded: The same as a program.
+        guard: Which leaves it holds for.
+        example: Leaves of a call.
+        allowed: The relative difference that is allowed.
+        terms: What held for every layer.
+    """
+    try:
+        return _chosen(module, padded, guard, example, allowed, terms)
+    except NotRaggedError as error:
+        return RaggedChoice(None, f"batches with padding run padded: {error}" if str(error) else "")
+    except MemoryError:
+        raise
+    except Exception as error:  # a graph never seen must not cost the padded one
+        logger.debug("the packed graph failed", exc_info=error)
+        said = f"{type(error).__name__}: {cut(' '.join(str(error).split()), 200)}, please report it"
+        return RaggedChoice(None, f"batches with padding run padded: {said}")
+
+
+def _chosen(
+    module: fx.GraphModule, padded: Executor, guard: Guard, example: Sequence[Any], allowed: float, terms: Terms
+) -> RaggedChoice:
+    found = pack(module)
+    leaves = _with_padding(found.mask, guard, example)
+    _require_mask(module, found.mask, leaves)
+    program = RaggedProgram(found)
+    _require_agreement(program, padded, found, leaves, allowed)
+    times = _times(program, padded, leaves, terms)
+    mask = leaves[found.mask]
+    parts = f"{real_tokens(mask)} of {mask.numel()} tokens real: "
+    parts += ", ".join(f"{name} {1e3 * seconds:.3f} ms" for name, seconds in times.items())
+    if times["packed"] > times["padded"]:
+        return RaggedChoice(None, f"batches with padding run padded, which is faster ({parts})")
+    said = f"batches with padding run on their real tokens, {found.calls} calls of them ({parts})"
+    return RaggedChoice(program, said)
+
+
+def _with_padding(index: int, guard: Guard, example: Sequence[Any]) -> list[Any]:
+    """Return leaves like the example's whose sequences are of many lengths, of more sequences where there were few.
+
+    Raises:
+        NotRaggedError: Of such a mask nobody counts the tokens, or the example's sequences are of one.
+    """
+    leaves, mask = list(example), example[index]
+    if mask.dtype not in MASKS:
+        raise NotRaggedError(f"its mask is of {mask.dtype}, not of {', '.join(map(str, MASKS))}")
+    if mask.shape[1] < 2:
+        raise NotRaggedError("the example's sequences are of one token, on which padding cannot be tried")
+    wanted = MOST_SEQUENCES if MOST_SEQUENCES * mask.shape[1] <= MOST_TRIED else 2
+    first = [place for place, axis in guard.free if axis == 0]
+    if len(mask) < wanted and index in first:
+        for place in first:
+            leaves[place] = torch.cat([leaves[place]] * -(-wanted // len(mask)))
+        if guard.leaves(guard.inputs.value(leaves)) is None:  # an axis that only looks like the batch
+            leaves = list(example)
+    sequences, length = leaves[index].shape
+    parts = max(2, min(sequences, MOST_SEQUENCES))
+    real = [max(1, length * (sequence % parts + 1) // parts) for sequence in range(sequences)]
+    leaves[index] = (torch.arange(length, device="cpu") < torch.tensor(real, device="cpu")[:, None]).to(mask.dtype)
+    return leaves
+
+
+def _require_mask(module: fx.GraphModule, index: int, leaves: Sequence[Any]) -> None:
+    """Compute the masks of attention for padding at any place.
+
+    Raises:
+        NotRaggedError: They hide something else than the padding among the keys.
+    """
+    program = Program(attention_masks(module))
+    draw = torch.Generator().manual_seed(0)
+    given = list(leaves)
+    for share in (0.3, 0.7):
+        real = torch.rand(leaves[index].shape, generator=draw, device="cpu") < share
+        real[:, 0] = True
+        given[index] = real.to(leaves[index].dtype)
+        for mask in program(*given):
+            if not _hides(mask, real):
+                raise NotRaggedError("the mask of its attention hides something else than padding")
+
+
+def _hides(mask: Any, real: Tensor) -> bool:
+    """Tell whether a mask of attention hides the keys that are not real, from all queries of a sequence alike."""
+    sequences, length = real.shape
+    if not isinstance(mask, Tensor) or mask.ndim > 4:
+        return False
+    try:
+        wide = mask.expand(sequences, mask.shape[-3] if mask.ndim > 2 else 1, length, length)
+    except RuntimeError:
+        return False
+    seen = real[:, None, None].expand(wide.shape)
+    if wide.dtype is torch.bool:
+        return torch.equal(wide, seen)
+    return bool((wide[seen] == 0).all() and (wide[~seen] <= HIDDEN).all())
+
+
+def _require_agreement(
+    program: RaggedProgram, padded: Executor, found: Ragged, leaves: Sequence[Any], allowed: float
+) -> None:
+    """Compare packed and padded answers at real tokens: of sequences padded behind, and with padding at any place.
+
+    Raises:
+        NotRaggedError: They differ.
+    """
+    draw = torch.Generator().manual_seed(1)
+    mask = leaves[found.mask]
+    holes = torch.rand(mask.shape, generator=draw, device="cpu") < 0.5
+    holes[:, 0] = True
+    for real in (mask != 0, holes):
+        given = list(leaves)
+        given[found.mask] = real.to(mask.dtype)
+        try:
+            ours = program.program.python(*program.packed(given, int(real.sum())))
+        except Exception as error:  # operators meet sizes that the graph was not captured with
+            raise NotRaggedError(f"packed it raises {type(error).__name__}: {error}") from error
+        answers = zip(ours, padded.python(*given), found.by_token, strict=True)
+        pairs = [(got[real], want[real]) if by_token else (got, want) for got, want, by_token in answers]
+        error = distance([got for got, _ in pairs], [want for _, want in pairs])
+        if not error <= allowed:
+            raise NotRaggedError(f"packed it differs by {error:.1e} at real tokens: its answer depends on padding")
+
+
+def _times(program: RaggedProgram, padded: Executor, leaves: Sequence[Any], terms: Terms) -> dict[str, float]:
+    """Race both forms of a batch of sequences of many lengths."""
+    packed = program.packed(leaves, real_tokens(leaves[program.mask]))
+    program.program.prepare(packed)
+    padded.prepare(leaves)
+    sizes = [(tuple(leaf.shape), str(leaf.dtype)) for leaf in leaves if isinstance(leaf, Tensor)]
+    facts = repr((program.program.python.text, _kernels(program.program.python), sizes))
+    case = terms.cache.key(f"ragged/{hashlib.sha256(facts.encode()).hexdigest()[:16]}")
+    return terms.cache.times(case, FORMS, lambda: _raced(program, padded, leaves, packed))
+
+
+def _raced(
+    program: RaggedProgram, padded: Executor, leaves: Sequence[Any], packed: Sequence[Any]
+) -> tuple[dict[str, float], float]:
+    calls: dict[str, Callable[[], object]] = {
+        "padded": lambda: padded(*leaves),
+        "packed": lambda: program.program(*packed),
+    }
+    return race(calls, repeats=9, seconds=0.5)
+
+
+def _kernels(program: Program) -> list[str]:
+    layers = (getattr(one, "__self__", None) for one in program.names.values())
+    return [text for layer in layers if (text := getattr(layer, "dispatch_text", ""))]
