@@ -167,11 +167,28 @@ def test_within_a_limit_all_types_are_tried_and_a_function_judges(tmp_path: Path
 
 
 @pytest.mark.long
-def test_a_shrunk_model_loads_into_the_large_one(tmp_path: Path) -> None:
+def test_a_shrunk_model_loads_into_the_large_one_and_its_search_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     budget = twofour.shrinking.Budget(parameters=0.8)
+    module, steps, step = importlib.import_module("twofour.optimizing.optimize"), list[str](), Journal.step
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    def noted(journal: Journal, name: str, make: Any) -> Any:
+        steps.extend([] if name in journal.done else [name])
+        return step(journal, name, make)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "prune", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            optimizing.optimize(small(), DATA, tmp_path / "run", budget=budget, **FAST)
+    monkeypatch.setattr(Journal, "step", noted)
     outcome = optimizing.optimize(small(), DATA, tmp_path / "run", budget=budget, **FAST)
     page = html.unescape((outcome.folder / "report.html").read_text())
     assert "Shrunk first: parameters 17,226 -> " in page
+    assert "prune to 2:4" in steps and not any("loses" in name for name in steps)
     assert outcome.quality["twofour 2:4, float32"].value < 100
 
 

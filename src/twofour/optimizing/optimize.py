@@ -22,7 +22,7 @@ from twofour.compiler import compile as compile_model
 from twofour.errors import LayerError, OptimizeError, TwofourError, cut
 from twofour.export import load, save
 from twofour.files import named, replacing
-from twofour.journal import Journal, digest, name_of
+from twofour.journal import WORK, Journal, digest, name_of
 from twofour.layers import require_module
 from twofour.measure import Record
 from twofour.optimizing.folder import MODEL, PAGE, PLAN, RECORD, of_the_moment, opened
@@ -235,8 +235,10 @@ class _Task:
         """Prune a copy, smaller first where that is asked for, and keep it for the steps to come."""
         made, told = copy.deepcopy(self.model), []
         if self.budget is not None:
+            assert self.journal.folder is not None
+            options: dict[str, Any] = {"checkpoint": self.journal.folder / WORK / "shrunk", "progress": False}
             with calls.without_cache(made):
-                made = shrink(made, self.example, self.budget, data=self.data.calibration, progress=False)
+                made = shrink(made, self.example, self.budget, data=self.data.calibration, **options)
             found = report_of(made)
             told.append(f"Shrunk first: {str(found).partition(chr(10))[0]}.")
         options = {"criterion": self.criterion, "skip": self.skip, "progress": False}
