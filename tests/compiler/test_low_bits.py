@@ -115,6 +115,34 @@ def test_graphs_and_exports_hold_the_products_of_codes(data: bool) -> None:
         assert torch.equal(exported.module()(x), whole(model, x))
 
 
+def test_a_graph_makes_its_sums_in_whole_numbers_where_these_are_asked_for(monkeypatch) -> None:
+    monkeypatch.setattr("twofour.compiler.graph._engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, 0.0))
+    model, x = of_bits("w2", "a2", data=True), torch.randn(6, 71)
+    fast: Any = twofour.compile(model, x, tokens=(6,), graph=True)
+    assert fast.plan.account.engine == "graph"
+    made: list[nn.Module] = []
+    own = quantization.reference.whole_product
+    monkeypatch.setattr(
+        "twofour.quantization.layer.whole_product", lambda module, *given: made.append(module) or own(module, *given)
+    )
+    plain = fast(x)
+    assert not made
+    with quantization.in_whole_numbers(fast):
+        assert torch.equal(fast(x), whole(model, x)) and made == [fast[0], fast[2], model[0], model[2]]  # type: ignore[index]
+        again = copy.deepcopy(fast)  # is none of the reference
+    made.clear()
+    assert torch.equal(fast(x), plain) and torch.equal(again(x), plain) and not made
+
+
+def test_a_model_in_whole_numbers_is_the_same_model(tmp_path) -> None:
+    model, other, x = of_bits("w4", "a8"), of_bits("w4", "a8"), torch.randn(3, 71)
+    twofour.save(model, tmp_path / "m")
+    with quantization.in_whole_numbers(other):
+        assert quantization.of(other) == quantization.of(model)
+        again = twofour.load(tmp_path / "m", other, tokens=(3,))
+    assert torch.equal(again(x), model(x)) and all(run(again))
+
+
 def test_a_file_holds_the_graph_of_layers_that_no_kernel_takes(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("twofour.compiler.graph._engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, 0.0))
     model, x = nn.Sequential(nn.Linear(48, 16), nn.ReLU()).eval(), torch.randn(3, 48)

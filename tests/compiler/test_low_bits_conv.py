@@ -143,6 +143,22 @@ def test_convolutions_of_a_graph_hand_codes_on_and_answer_as_the_model_does(widt
     assert fast(x)[1].isnan().all() and fast(x)[[0, 2]].isfinite().all()
 
 
+def test_a_chain_makes_its_sums_in_whole_numbers_where_these_are_asked_for(graph_wins, monkeypatch) -> None:
+    model, x = chained()
+    fast: Any = twofour.compile(model, x, graph=True)
+    assert fast.plan.account.engine == "graph"
+    want, plain = whole(model, x), fast(x)
+    made: list[nn.Module] = []
+    own = quantization.reference.whole_product
+    monkeypatch.setattr(
+        "twofour.quantization.layer.whole_product", lambda module, *given: made.append(module) or own(module, *given)
+    )
+    found = whole(fast, x)
+    assert made == [fast.get_submodule(name) for name in quantization.of(fast)] and torch.equal(found, want)
+    made.clear()
+    assert torch.equal(fast(x), plain) and not made
+
+
 def test_nan_reaches_what_reads_it_and_nothing_else(graph_wins) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 1, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 6, 2)).eval()

@@ -124,7 +124,7 @@ class InductorModel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model's own forward returns."""
         forward: Callable[..., Any] = type(self.model).forward
-        if layers_alone():
+        if layers_alone(self.model):
             return forward(self.model, *args, **kwargs)
         leaves = tree_leaves((args, kwargs))
         if torch.is_grad_enabled() and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):

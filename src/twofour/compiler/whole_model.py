@@ -21,6 +21,7 @@ from twofour.errors import KernelError
 from twofour.graph import Executor
 from twofour.kernels.operator import inference_only
 from twofour.native.surroundings import by_operators
+from twofour.quantization.reference import at_work
 
 logger = logging.getLogger("twofour.compiler")
 
@@ -49,9 +50,13 @@ def all_hooks(model: nn.Module) -> list[Mapping[int, Any]]:
     return [hooks for name, module in model.named_modules() if name for hooks in _hooks(module)]
 
 
-def layers_alone() -> bool:
-    """Tell whether no engine but the layers may run: what follows a call, or vmap and its like, must see them."""
-    return by_operators() or peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+def layers_alone(model: nn.Module) -> bool:
+    """Tell whether no engine but the layers may run: what follows a call, or vmap and its like, must see them.
+
+    And where `quantization.in_whole_numbers` asks the layers for their reference.
+    """
+    followed = by_operators() or peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    return followed or at_work(model)
 
 
 _COLLECTING = "transformers.utils.output_capturing"
@@ -108,7 +113,7 @@ class WholeModel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model's own forward returns."""
         kind = type(self.model)
-        if layers_alone():
+        if layers_alone(self.model):
             return kind.forward(self.model, *args, **kwargs)
         own = self.own()
         values = [*args, *kwargs.values()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +60,7 @@ class LowBits:
         static: Whether inputs have one learned step; else each token (of a convolution each image) has its own range.
         group: Inputs of a Linear that share a scale of its weight; 0: all of an output.
         shifted: Whether weights have zero points, a whole number for each scale.
-        whole: Whether sums are made in 64-bit whole numbers: the reference.
+        whole: Whether sums are made in 64-bit whole numbers, inside `in_whole_numbers`: no trait, and no copy has it.
         runs: What a compiled model runs; where the layer has no float weight beside it, its codes are the weight.
     """
 
@@ -68,9 +68,12 @@ class LowBits:
     static: bool
     group: int = 0
     shifted: bool = False
-    whole: bool = False
+    whole: bool = field(default=False, repr=False, compare=False)
     runs: Runs | None = field(default=None, repr=False, compare=False)
     title: ClassVar[str] = TITLE
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "whole": False}
 
     @property
     def keeps_zeros(self) -> bool:

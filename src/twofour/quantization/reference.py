@@ -17,8 +17,8 @@ from twofour.quantization.carried import of
 def in_whole_numbers(model: nn.Module) -> Iterator[None]:
     """Let the layers of low bits make their sums in 64-bit whole numbers inside; nothing is differentiable there.
 
-    Outside, and in evaluation mode, they make the same sums in floats that hold them exactly: both answers are the same
-    to the bit.
+    Outside, and in evaluation mode, they make the same sums in floats that hold them exactly, or a compiled model by its
+    kernels: the answers of a layer are the same to the bit. A compiled model runs layer by layer inside.
 
     Raises:
         QuantizationError: The model has no such layers.
@@ -32,14 +32,25 @@ def in_whole_numbers(model: nn.Module) -> Iterator[None]:
             remedy='twofour.quantize(model, "w2", "a2") first',
         )
     before = {name: layer.whole for name, layer in held.items()}
+    _open.append(None)
     try:
         for layer in held.values():
             layer.whole = True
         with torch.no_grad():
             yield
     finally:
+        _open.pop()
         for name, layer in held.items():
             layer.whole = before[name]
+
+
+_open: list[None] = []
+"""One for each `in_whole_numbers` that is open, so that calls of all other models look no further."""
+
+
+def at_work(model: nn.Module) -> bool:
+    """Tell whether layers of a model make their sums in whole numbers now: no engine but the layers may run."""
+    return bool(_open) and any(layer.whole for layer in of(model).values())
 
 
 def whole_product(module: nn.Module, x: Tensor, weight: Tensor) -> Tensor:
