@@ -128,6 +128,21 @@ def test_what_no_row_takes_is_refused_with_its_reason() -> None:
 
 
 @each_row(ROWS)
+def test_groups_whose_numbers_the_layout_cannot_hold_are_refused_when_prepared(row: BitsMatmul) -> None:
+    low = BitWeight(torch.zeros(4, 1024, dtype=torch.uint8), twos(8), torch.ones(4, 2))
+    with pytest.raises(KernelError, match=r"sums of the values of groups from -65536 to -65536(.|\n)*smaller groups"):
+        row.prepare(low)
+    shifted = BitWeight(low.codes, twos(8), torch.ones(4, 32), torch.full((4, 32), 127, dtype=torch.int8))
+    with pytest.raises(KernelError, match="levels of code 0 from -255 to -255"):
+        row.prepare(shifted)
+    levels, group = twos(8), 224  # the most that it takes, at its lowest level
+    most = BitWeight(torch.zeros(3, 448, dtype=torch.uint8), levels, torch.ones(3, 2))
+    assert row.refuses_levels(levels, 448, Quantization(), group=group) is None
+    x = real(2, 448)
+    assert torch.equal(row.run(x, row.prepare(most), None, Problem(3)), bits_matmul_reference(x, most))
+
+
+@each_row(ROWS)
 def test_a_header_that_says_other_groups_is_refused(row: BitsMatmul) -> None:
     prepared, problem = row.prepare(weight_of(twos(2), (20, 128, 32))), Problem(20, quantization=Quantization(bits=4))
     for group in (64, 33, 31, 96, 0x8000 | 32):

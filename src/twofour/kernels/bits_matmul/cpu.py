@@ -71,7 +71,11 @@ class BitsMatmul(NativeProduct):
         return None
 
     def prepare(self, weight: BitWeight) -> Prepared:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return a weight in this row's layout behind a 64-byte header: uint8."""
+        """Return a weight in this row's layout behind a 64-byte header: uint8.
+
+        Raises:
+            KernelError: The layout has too few bits for its groups: `refuses_levels` says what a row takes.
+        """
         return Prepared(self, to_layout(weight, self.layout))
 
     def restore(self, prepared: Prepared) -> BitWeight:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from twofour import native
+from twofour.errors import KernelError
 from twofour.kernels.bits_matmul.codes import BitWeight, Levels
 from twofour.native import pages
 from twofour.packing import HEADER_BYTES, has_zeros, layout_head, layout_header
@@ -166,6 +167,9 @@ def to_layout(weight: BitWeight, name: str, sums: Tensor | None = None, behind: 
         name: Of the layout.
         sums: int32 (out,), of the values of a row, where some of its codes stand for no value.
         behind: Bytes to keep free behind the layout; they are zero.
+
+    Raises:
+        KernelError: Sums or zero points of groups exceed the bits that `GROUPS` has for them.
     """
     layout, (out, columns) = LAYOUTS[name], weight.codes.shape
     head, runs = layout.stored(weight.levels), (weight.group, weight.shifted)
@@ -215,10 +219,30 @@ def _groups(weight: BitWeight, codes: Tensor, padded: int) -> Tensor:
         return whole.view(size).transpose(1, 2).contiguous().view(torch.uint8)
 
     sums = values.view(len(values), groups, group).sum(2, dtype=torch.int32)
-    parts = [of_groups(weight.scales), of_groups(sums.to(torch.int16) if weight.group else sums)]
+    if weight.group:
+        sums = _narrow(sums, torch.int16, "sums of the values of groups", "smaller groups")
+    parts = [of_groups(weight.scales), of_groups(sums)]
     if weight.zeros is not None:
-        parts.append(of_groups((weight.levels.beta - weight.zeros.int()).to(torch.int8)))
+        of_zero = weight.levels.beta - weight.zeros.int()
+        parts.append(of_groups(_narrow(of_zero, torch.int8, "levels of code 0", "zero points nearer to the least level")))
     return torch.cat([*parts, codes.view(panels, groups, -1)], 2).flatten()
+
+
+def _narrow(numbers: Tensor, dtype: torch.dtype, what: str, remedy: str) -> Tensor:
+    """Return whole numbers in a dtype of fewer bits.
+
+    Raises:
+        KernelError: It does not hold them.
+    """
+    bounds, (least, most) = torch.iinfo(dtype), (int(end) for end in numbers.aminmax())
+    if not bounds.min <= least <= most <= bounds.max:
+        raise KernelError(
+            f"a weight of codes does not fit the layout {GROUPS!r}",
+            got=f"{what} from {least} to {most}",
+            wanted=f"{bounds.min} to {bounds.max}",
+            remedy=f"{remedy}, or fewer bits; `refuses_levels` of a row says what it takes",
+        )
+    return numbers.to(dtype)
 
 
 def _of_groups(data: Tensor, levels: Levels, shape: tuple[int, int], runs: tuple[int, bool]) -> BitWeight:
