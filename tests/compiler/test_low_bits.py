@@ -232,6 +232,17 @@ def test_steps_that_scale_nothing_are_refused_by_name(bad: float) -> None:
         twofour.compile(model, torch.randn(2, 71), tokens=(2,))
 
 
+@pytest.mark.parametrize(("part", "bad"), [("input_step", 0.0), ("input_step", float("nan")), ("input_zero", 1.6)])
+def test_steps_that_become_nothing_after_compiling_are_refused_by_name(part: str, bad: float) -> None:
+    model, x = of_bits("w2", "a2", data=True), torch.randn(2, 71)
+    for graph in (False, True):
+        fast: Any = twofour.compile(model, x, tokens=(2,), graph=graph)
+        with torch.no_grad():
+            getattr(fast[2], part).fill_(bad)
+        with pytest.raises(QuantizationError, match=f"layer `2`: a step of the layer is no scale: `{part}`"):
+            fast(x)
+
+
 def test_zero_points_that_no_kernel_takes_run_in_floats_and_say_so() -> None:
     model, x = nn.Sequential(nn.Linear(71, 33)).eval(), torch.randn(2, 71)
     twofour.quantize(model, "w8", None, symmetric=False)

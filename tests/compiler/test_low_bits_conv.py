@@ -12,7 +12,7 @@ import twofour
 from twofour import native, quantization
 from twofour.compiler.graph_low_bits import CODES
 from twofour.compiler.thresholds import Sums
-from twofour.errors import KernelError
+from twofour.errors import KernelError, QuantizationError
 from twofour.kernels.bits_matmul import BitWeight, twos
 from twofour.kernels.bits_matmul.conv import BitsConvProblem, bits_conv_rows, requantise
 from twofour.kernels.conv import Geometry
@@ -97,6 +97,15 @@ def test_codes_are_the_weight_copies_and_other_inputs_are_served(monkeypatch) ->
     assert given.grad is not None and given.grad.abs().sum() > 0
     x[1, 0, 4, 4] = float("nan")
     assert torch.equal(fast(x).nan_to_num(7.0), whole(other, x).nan_to_num(7.0)) and fast(x)[0].isfinite().all()
+
+
+def test_steps_that_become_nothing_after_compiling_are_refused_by_name(monkeypatch) -> None:
+    monkeypatch.setattr("twofour.compiler.low_bits_conv.race", floats_last)
+    fast: Any = twofour.compile(of_bits("w2", "a2"), torch.randn(2, 3, 9, 9), graph=False)
+    with torch.no_grad():
+        fast[2].input_step.fill_(0.0)
+    with pytest.raises(QuantizationError, match="layer `2`: a step of the layer is no scale: `input_step`"):
+        fast(torch.randn(2, 3, 9, 9))
 
 
 def test_what_no_kernel_takes_runs_in_floats_and_says_so() -> None:

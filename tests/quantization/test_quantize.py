@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -319,6 +320,30 @@ def test_steps_that_scale_nothing_are_refused_by_name(bad: float) -> None:
         held = quantization.of(wrong)["2"]
         with pytest.raises(QuantizationError, match=f"layer `2`: a step of the layer is no scale: `{name}`"):
             held.whole_weight(wrong[2], "2")  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "said"),
+    [
+        ("weight_step", 0.0, "got     0.0"), ("input_step", 0.0, "got     0.0"), ("input_step", float("nan"), "nan"),
+        ("input_zero", 1.6, "a whole number from 0 to 3"), ("input_zero", 4.0, "from 0 to 3"),
+    ],
+)  # fmt: skip
+def test_steps_that_become_nothing_are_refused_at_the_next_call(name: str, bad: float, said: str) -> None:
+    model, x = twofour.quantize(mlp(), "w2", "a2", data=[torch.randn(8, 32)], ends=None), torch.randn(3, 32)
+    want = model(x)
+    with torch.no_grad():
+        step = getattr(model[2], name)  # type: ignore[index]
+        kept = step.clone()
+        step.view(-1)[:1] = bad
+    for whole in (False, True):
+        with pytest.raises(QuantizationError, match=rf"layer `2`: a step of the layer is no scale: `{name}`(.|\n)*{said}"):
+            with quantization.in_whole_numbers(model) if whole else nullcontext():
+                model(x)
+    assert model.train()(x).shape == want.shape  # training may pass through it
+    with torch.no_grad():
+        step.copy_(kept)
+    assert torch.equal(model.eval()(x), want)
 
 
 def test_layers_that_stay_float_are_left_alone() -> None:

@@ -14,12 +14,12 @@ from torch.compiler import is_compiling
 
 from twofour import masks, quantization
 from twofour.capture import outside_tracing
-from twofour.compiler.stamps import Stamp, has_changed, stamp_of
 from twofour.compiler.unpacked import Reads, WeightedLayer
 from twofour.kernels.bits_matmul import BitWeight
 from twofour.quantization import LowBits
 from twofour.quantization.carried import over
 from twofour.quantization.layer import LowBitConv2d, LowBitLinear, add_steps
+from twofour.quantization.stamps import Stamp, has_changed, stamp_of
 from twofour.quantization.stored import SCALES, steps_of_codes
 
 

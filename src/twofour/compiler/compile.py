@@ -28,7 +28,7 @@ from twofour.compiler.decoding import with_decoding
 from twofour.compiler.foreign import watch
 from twofour.compiler.graph import NATIVE, require_graph
 from twofour.compiler.inductor import fastest_engine
-from twofour.compiler.low_bits import run_low_bits
+from twofour.compiler.low_bits import require_steps, run_low_bits
 from twofour.compiler.notes import unmeasured, without_example
 from twofour.compiler.plan import Plan
 from twofour.compiler.ranges import observe
@@ -125,6 +125,7 @@ def compile(
             no device with kernels, it does not run on the example, autocast is at work, or the outputs do not agree.
         KernelError: No kernel of that computing type runs here.
         PatternError: A weight holds NaN or infinity.
+        QuantizationError: A step of a layer of low bits is zero, NaN or infinite.
     """
     _require(model, memory, tokens, graph, example, rules, effort)
     computing = Computing.of(dtype_name(dtype), device := device_of(model), group=group, symmetric=symmetric)
@@ -156,6 +157,7 @@ def _layer_by_layer(
 ) -> tuple[nn.Module, Plan, list[Any]]:
     """Return the model with its layers on their fastest kernels, the plan, and the leaves of what the model answers."""
     computing = terms.computing
+    require_steps(model)
     counts, images, ran, reference = _observe(model, example)
     images = images if (computing.dtype, computing.device) == ("float32", "cpu") else {}
     weights = _ranged(model, dict(replaceable(model, computing, images)), data)

@@ -46,7 +46,7 @@ class LinearOfCodes(CompiledLinear):
         if prepared is None:
             weight = codes_of(name, module, low)
             prepared = PreparedWeights([row.prepare(weight) for row in dispatch.by_layout.values()])  # pyright: ignore
-        problem = _problem(module, low)
+        problem = _problem(name, module, low)
         return cls(name, module.in_features, problem, dispatch, prepared, cast(Tensor | None, module.bias))
 
     def takes(self, x: Tensor) -> bool:
@@ -60,6 +60,16 @@ class LinearOfCodes(CompiledLinear):
     def restored(self) -> BitWeight:
         """Return the weight (out, inputs)."""
         return cast(BitWeight, self.prepared.weights[0].restore())
+
+
+def require_steps(model: nn.Module) -> None:
+    """Refuse steps of layers of low bits that scale nothing: of the model, whatever its example.
+
+    Raises:
+        QuantizationError: One is zero, NaN or infinite.
+    """
+    for name, low in quantization.of(model).items():
+        low.require_steps(model.get_submodule(name), name)
 
 
 def run_low_bits(
@@ -109,7 +119,7 @@ def _run(
     name: str, module: nn.Linear, low: LowBits, entry: LayerPlan, count: int | None, terms: Terms, plan: Plan
 ) -> tuple[Codes | None, LayerPlan]:
     """Choose what one layer runs on; return it, None where floats serve, and the layer's plan."""
-    weight, problem = codes_of(name, module, low), _problem(module, low)
+    weight, problem = codes_of(name, module, low), _problem(name, module, low)
     bias, widths = module.bias, low.widths.name
     given = None if not isinstance(bias, Tensor) else bias.detach().float()
     activations = torch.bfloat16 if module.weight.dtype is torch.bfloat16 else torch.float32
@@ -153,5 +163,5 @@ def _described(
     return replace(made, times={n: {**found, **dense} if n == tokens else found for n, found in made.times.items()})
 
 
-def _problem(module: nn.Linear, low: LowBits) -> Problem:
-    return Problem(module.out_features, quantization=low.range(module))
+def _problem(name: str, module: nn.Linear, low: LowBits) -> Problem:
+    return Problem(module.out_features, quantization=low.range(module, name))

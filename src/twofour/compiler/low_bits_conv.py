@@ -61,7 +61,7 @@ class ConvOfCodes:
         """Return what a convolution runs on by a row, its weight prepared unless that is given."""
         low = quantization.held_by(module)
         assert low is not None
-        problem = BitsConvProblem(Geometry.of(module), low.range(module))
+        problem = BitsConvProblem(Geometry.of(module), low.range(module, name))
         prepared = prepared or row.prepare(codes_of(name, module, low), problem.geometry)
         bias = module.bias.detach().float() if isinstance(module.bias, Tensor) else None
         return cls(name, row, prepared, problem, bias, images)
@@ -107,7 +107,7 @@ def run_conv(
     """Choose what one convolution runs on; return it, None where floats serve, and the layer's plan."""
     geometry, widths = Geometry.of(module), low.widths
     size = images or _unseen(geometry)
-    reasons = {row: row.refuses(geometry, widths.levels, low.range(module), size) for row in bits_conv_rows()}
+    reasons = {row: row.refuses(geometry, widths.levels, low.range(module, name), size) for row in bits_conv_rows()}
     fitting = [row for row, reason in reasons.items() if reason is None]
     if module.weight.dtype is not torch.float32 or not fitting:
         here = next((reason for row, reason in reasons.items() if row.unavailable() is None and reason), None)

@@ -217,7 +217,7 @@ def _held(path: Any, name: str, fields: object) -> LowBits:
         raise said from error
     if weights is None or (inputs is None and fields["static"]) or (zeros and weights.levels != "twos"):
         raise said
-    return LowBits(Widths(weights, inputs), fields["static"], group, zeros)
+    return LowBits(Widths(weights, inputs), fields["static"], group, zeros, name=name)
 
 
 def _scales(path: Any, name: str, held: LowBits, packed: Packed | None) -> dict[str, Tensor]:

@@ -62,6 +62,8 @@ class LowBits:
         shifted: Whether weights have zero points, a whole number for each scale.
         whole: Whether sums are made in 64-bit whole numbers, inside `in_whole_numbers`: no trait, and no copy has it.
         runs: What a compiled model runs; where the layer has no float weight beside it, its codes are the weight.
+        name: Of the layer in the model that was quantised, for messages.
+        sound: Tensors whose values were looked at and scale something (`stamps.Stamp`).
     """
 
     widths: Widths
@@ -70,10 +72,12 @@ class LowBits:
     shifted: bool = False
     whole: bool = field(default=False, repr=False, compare=False)
     runs: Runs | None = field(default=None, repr=False, compare=False)
+    name: str = field(default="", repr=False, compare=False)
+    sound: tuple[tuple[Tensor | None, int], ...] = field(default=(), repr=False, compare=False)
     title: ClassVar[str] = TITLE
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "whole": False}
+        return {**self.__dict__, "whole": False, "sound": ()}
 
     @property
     def keeps_zeros(self) -> bool:
@@ -196,10 +200,15 @@ class LowBits:
                 )
             return whole.to(torch.int16), scales.contiguous()
 
-    def range(self, module: nn.Module) -> Quantization:
-        """Return how kernels round the inputs to the same whole numbers as `input`."""
+    def range(self, module: nn.Module, name: str = "") -> Quantization:
+        """Return how kernels round the inputs to the same whole numbers as `input`.
+
+        Raises:
+            QuantizationError: A step is zero, NaN or infinite, or the zero point is no level.
+        """
         if not self.static:
             return self.widths.range()
+        self.require_steps(module, name)
         step = cast(Tensor, module.input_step).detach().abs().clamp(min=TINY)
         return self.widths.range(step.item(), int(cast(Tensor, module.input_zero).item()))
 
@@ -210,7 +219,7 @@ class LowBits:
             QuantizationError: One is zero, NaN or infinite.
         """
         held = {what: module._parameters.get(what, module._buffers.get(what)) for what in STEPS}
-        require_steps(self, {what: step for what, step in held.items() if step is not None}, name)
+        require_steps(self, {what: step for what, step in held.items() if step is not None}, name or self.name)
 
 
 def require_steps(held: LowBits, steps: Mapping[str, Tensor], layer: str = "") -> None:

@@ -9,12 +9,15 @@ from functools import cache
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
 from torch.nn import functional
 
 from twofour.errors import QuantizationError
 from twofour.layers import CARRIED, put_over, take_off
+from twofour.native.surroundings import by_operators
 from twofour.quantization.carried import BUFFERS, STEPS, LowBits, over
 from twofour.quantization.reference import whole_product
+from twofour.quantization.stamps import has_changed, stamp_of
 from twofour.quantization.straight_through import valued
 
 EXACT = 1 << 24
@@ -55,6 +58,7 @@ def _answer(module: Layer, x: Tensor, count: int) -> Tensor:
     """Return (sum) * (input scale * weight scale) + bias, the order in which kernels compute it, in x's dtype."""
     held: LowBits = module.__dict__[CARRIED]
     _require_floats(x)
+    _require_steps(module, held)
     weight, scales = held.weight(module)
     image = isinstance(module, nn.Conv2d)
     if held.group:
@@ -80,6 +84,21 @@ def _require_floats(x: Tensor) -> None:
             wanted="floats",
             remedy="convert it first: x.float()",
         )
+
+
+def _require_steps(module: Layer, held: LowBits) -> None:
+    """Refuse steps that scale nothing, looked at once for all that they become; while they are trained, nothing is.
+
+    Raises:
+        QuantizationError: One is zero, NaN or infinite, or a zero point is no level.
+    """
+    if module.training or by_operators() or peek_interpreter_stack() is not None:  # values cannot be asked for there
+        return
+    if has_changed(held.sound, module):
+        stamp = stamp_of(module)
+        if not any(tensor is not None and tensor.is_meta for tensor, _ in stamp):
+            held.require_steps(module)
+        held.sound = stamp
 
 
 def _of_groups(module: Layer, held: LowBits, x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:

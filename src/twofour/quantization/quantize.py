@@ -107,7 +107,7 @@ def quantize(
                 ", ".join(unseen),
             )
     for name, widths in chosen.items():
-        held = LowBits(widths, _is_static(widths, seen.get(name)), *runs[name])
+        held = LowBits(widths, _is_static(widths, seen.get(name)), *runs[name], name=name)
         _put(model.get_submodule(name), held, seen.get(name), per_tensor=scales == "tensor")
     return model
 

@@ -1,4 +1,4 @@
-"""What a product of low bits was prepared from, and whether its layer holds something else by now."""
+"""What a layer of low bits held at one moment, and whether it holds something else by now."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from twofour.quantization.carried import STEPS
 _READ = ("weight", "bias", *STEPS)
 
 Stamp = tuple[tuple[Tensor | None, int], ...]
-"""Tensors that a product was prepared from, and how often each had been written to."""
+"""Its tensors, and how often each had been written to."""
 
 
 def stamp_of(module: nn.Module) -> Stamp:
@@ -19,7 +19,9 @@ def stamp_of(module: nn.Module) -> Stamp:
 
 
 def has_changed(stamp: Stamp, module: nn.Module) -> bool:
-    """Tell whether a layer holds other tensors than a stamp says, or some were written to."""
+    """Tell whether a layer holds other tensors than a stamp says, or some were written to; `()` is that of no layer."""
+    if not stamp:
+        return True
     for name, (tensor, version) in zip(_READ, stamp, strict=True):
         now = module._parameters.get(name, module._buffers.get(name))
         if now is not tensor or _version(now) != version:
