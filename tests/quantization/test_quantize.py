@@ -337,9 +337,12 @@ def test_steps_that_become_nothing_are_refused_at_the_next_call(name: str, bad: 
         kept = step.clone()
         step.view(-1)[:1] = bad
     for whole in (False, True):
-        with pytest.raises(QuantizationError, match=rf"layer `2`: a step of the layer is no scale: `{name}`(.|\n)*{said}"):
-            with quantization.in_whole_numbers(model) if whole else nullcontext():
-                model(x)
+        said_of = rf"layer `2`: a step of the layer is no scale: `{name}`(.|\n)*{said}"
+        with (
+            pytest.raises(QuantizationError, match=said_of),
+            quantization.in_whole_numbers(model) if whole else nullcontext(),
+        ):
+            model(x)
     assert model.train()(x).shape == want.shape  # training may pass through it
     with torch.no_grad():
         step.copy_(kept)

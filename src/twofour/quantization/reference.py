@@ -17,8 +17,8 @@ from twofour.quantization.carried import of
 def in_whole_numbers(model: nn.Module) -> Iterator[None]:
     """Let the layers of low bits make their sums in 64-bit whole numbers inside; nothing is differentiable there.
 
-    Outside, and in evaluation mode, they make the same sums in floats that hold them exactly, or a compiled model by its
-    kernels: the answers of a layer are the same to the bit. A compiled model runs layer by layer inside.
+    Outside, and in evaluation mode, they make the same sums in floats that hold them exactly, those of a compiled model
+    by its kernels: the answers of a layer are the same to the bit. A compiled model runs layer by layer inside.
 
     Raises:
         QuantizationError: The model has no such layers.

@@ -224,7 +224,9 @@ def _groups(weight: BitWeight, codes: Tensor, padded: int) -> Tensor:
     parts = [of_groups(weight.scales), of_groups(sums)]
     if weight.zeros is not None:
         of_zero = weight.levels.beta - weight.zeros.int()
-        parts.append(of_groups(_narrow(of_zero, torch.int8, "levels of code 0", "zero points nearer to the least level")))
+        parts.append(
+            of_groups(_narrow(of_zero, torch.int8, "levels of code 0", "zero points nearer to the least level"))
+        )
     return torch.cat([*parts, codes.view(panels, groups, -1)], 2).flatten()
 
 
