@@ -112,8 +112,45 @@ def test_steps_are_those_of_the_least_squared_error() -> None:
         return ((weight / step).round().clamp(-4, 3) * step - weight).square().sum(1)
 
     assert all((error(1.0) <= error(factor)).all() for factor in (0.5, 0.8, 1.3, 2.0))
-    tensor = twofour.quantize(nn.Linear(400, 3), "w3", scales="tensor")
-    assert len(set(tensor.weight_step.tolist())) == 1  # type: ignore[operator, union-attr]
+    twofour.quantization.remove(layer)
+    layer.weight.data.copy_(weight)
+    tensor = twofour.quantize(layer, "w3", scales="tensor")
+    steps = tensor.weight_step.detach().clone()  # type: ignore[operator, union-attr]
+    assert steps.shape == (1,)
+    assert all((error(1.0).sum() <= error(factor).sum()).all() for factor in (0.5, 0.8, 1.3, 2.0))
+
+
+@pytest.mark.parametrize(("weights", "symmetric"), [("w1", True), ("w1.58", True), ("w4", True), ("w4", False)])
+def test_one_scale_of_a_weight_stays_one(tmp_path, weights: str, symmetric: bool) -> None:
+    """In every encoding, through training, files and kernels; its gradient is that of the whole weight."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(96, 12), nn.ReLU(), nn.Conv2d(1, 4, 3)), torch.randn(5, 1, 6, 96)
+    own: nn.Linear = model[0]  # type: ignore[assignment]
+    own.weight.data.mul_(torch.linspace(0.1, 1, 12)[:, None])
+    want = {"w1": own.weight.abs().mean(), "w1.58": own.weight.abs().mean()}.get(weights)
+    twofour.quantize(model, weights, "a8", scales="tensor", symmetric=symmetric, ends=None)
+    held = quantization.of(model)["0"]
+    _, scales = held.whole_weight(own)
+    assert scales.shape == (12,) and len(scales.unique()) == 1
+    assert want is None or scales[0] == want
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    model(x).square().mean().backward()
+    if held.learned and symmetric:  # 1 / sqrt(n q), n weights a step: not those of a row
+        step: torch.Tensor = own.weight_step  # type: ignore[assignment]
+        values = own.weight.detach() / step.detach()
+        (found,) = torch.autograd.grad(own(torch.eye(96)).sum(), step)
+        inner = values.clamp(-8, 7).round() - torch.where((values >= -8) & (values <= 7), values, 0)
+        torch.testing.assert_close(found, inner.sum().view(1) / (12 * 96 * 7) ** 0.5, rtol=0.02, atol=0.02)
+    optimizer.step()
+    whole, scales = held.whole_weight(own)
+    assert len(scales.unique()) == 1
+    twofour.save(model.eval(), tmp_path / "m")
+    again = twofour.load(tmp_path / "m", copy.deepcopy(model), masked=True).eval()
+    assert torch.equal(again(x), model(x)) and quantization.of(again) == quantization.of(model)
+    fast = twofour.compile(model, x, tokens=(30,), graph=False)
+    assert torch.equal(fast(x), model(x))
+    twofour.save(fast, tmp_path / "n")
+    assert torch.equal(twofour.load(tmp_path / "n", copy.deepcopy(model), graph=False)(x), model(x))
 
 
 def test_the_gradient_of_a_learned_step_is_that_of_the_paper() -> None:

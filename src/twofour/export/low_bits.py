@@ -28,7 +28,7 @@ from twofour.quantization.widths import encoding_of
 LOW_BITS = "low_bits"
 """Key of the settings: layer -> how it computes."""
 
-_FIELDS, _MORE = {"weights", "inputs", "static"}, {"group", "zeros"}
+_FIELDS, _MORE = {"weights", "inputs", "static"}, {"group", "zeros", "scales"}
 
 
 def described(model: nn.Module) -> dict[str, dict[str, Any]]:
@@ -40,6 +40,7 @@ def described(model: nn.Module) -> dict[str, dict[str, Any]]:
             "static": held.static,
             **({"group": held.group} if held.group else {}),
             **({"zeros": True} if held.shifted else {}),
+            **({"scales": "tensor"} if held.per_tensor else {}),
         }
         for name, held in quantization.of(model).items()
     }
@@ -174,6 +175,7 @@ def parse_low_bits(path: Any, said: object) -> dict[str, LowBits]:
 def _told(held: LowBits) -> str:
     """Return how a layer computes, in words: "w4a8 with groups of 32 and one range of inputs"."""
     parts = [f"groups of {held.group}"] if held.group else []
+    parts += ["one scale of its weight"] if held.per_tensor else []
     parts += ["zero points"] if held.shifted else []
     if held.widths.inputs is not None:
         parts.append("one range of inputs" if held.static else "a range of inputs for each token")
@@ -209,7 +211,7 @@ def _held(path: Any, name: str, fields: object) -> LowBits:
     if not isinstance(fields, dict) or fields.keys() - _MORE != _FIELDS or type(fields["static"]) is not bool:
         raise said
     group, zeros = fields.get("group", 0), fields.get("zeros", False)
-    if type(group) is not int or group < 0 or type(zeros) is not bool:
+    if type(group) is not int or group < 0 or type(zeros) is not bool or fields.get("scales", "tensor") != "tensor":
         raise said
     try:
         weights, inputs = encoding_of(fields["weights"], "weights"), encoding_of(fields["inputs"], "activations")
@@ -217,7 +219,9 @@ def _held(path: Any, name: str, fields: object) -> LowBits:
         raise said from error
     if weights is None or (inputs is None and fields["static"]) or (zeros and weights.levels != "twos"):
         raise said
-    return LowBits(Widths(weights, inputs), fields["static"], group, zeros, name=name)
+    if group and "scales" in fields:
+        raise said
+    return LowBits(Widths(weights, inputs), fields["static"], group, zeros, "scales" in fields, name=name)
 
 
 def _scales(path: Any, name: str, held: LowBits, packed: Packed | None) -> dict[str, Tensor]:
@@ -238,6 +242,9 @@ def _scales(path: Any, name: str, held: LowBits, packed: Packed | None) -> dict[
         raise misfit("low-bits-codes", path, got, "a weight of low bits of the file")
     found = {WEIGHT_STEP if held.learned else WEIGHT_SCALE: packed.scales}
     found |= {} if packed.zeros is None else {WEIGHT_ZERO: packed.zeros}
+    if held.per_tensor and any((rows != rows[0]).any() for rows in found.values()):
+        raise misfit("low-bits-codes", path, f"`{name}` has one scale and rows of others", "a weight of low bits")
+    found = {part: rows[:1] if held.per_tensor else rows for part, rows in found.items()}
     return {part: rows if held.group else rows.flatten() for part, rows in found.items()}
 
 

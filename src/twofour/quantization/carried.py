@@ -21,7 +21,7 @@ from twofour.quantization.widths import Widths
 TITLE = "low bits"
 
 WEIGHT_STEP, INPUT_STEP, INPUT_ZERO = "weight_step", "input_step", "input_zero"
-"""What a layer's steps are called: parameters (out,) and (), and the whole number that stands for zero, a buffer ()."""
+"""What a layer's steps are called: parameters (out,), or (1,) of a whole weight, and (), and the whole number that stands for zero, a buffer ()."""
 
 WEIGHT_SCALE = "weight_scale"
 """A buffer (out,): scales of a file, which stand in the place of the mean magnitude of weights without a step."""
@@ -60,6 +60,7 @@ class LowBits:
         static: Whether inputs have one learned step; else each token (of a convolution each image) has its own range.
         group: Inputs of a Linear that share a scale of its weight; 0: all of an output.
         shifted: Whether weights have zero points, a whole number for each scale.
+        per_tensor: Whether a weight has one scale, whose step is (1,), in the place of one an output.
         whole: Whether sums are made in 64-bit whole numbers, inside `in_whole_numbers`: no trait, and no copy has it.
         runs: What a compiled model runs; where the layer has no float weight beside it, its codes are the weight.
         name: Of the layer in the model that was quantised, for messages.
@@ -70,6 +71,7 @@ class LowBits:
     static: bool
     group: int = 0
     shifted: bool = False
+    per_tensor: bool = False
     whole: bool = field(default=False, repr=False, compare=False)
     runs: Runs | None = field(default=None, repr=False, compare=False)
     name: str = field(default="", repr=False, compare=False)
@@ -99,12 +101,13 @@ class LowBits:
             return None
         codes = self.codes(module)
         held = module.weight_zero if codes is None else codes.zeros
-        return cast(Tensor, held).float().view_as(like)
+        zeros = cast(Tensor, held).float()
+        return zeros.expand_as(like) if self.per_tensor else zeros.view_as(like)
 
     def weight(self, module: nn.Module) -> tuple[Tensor, Tensor]:
         """Return the weight in whole numbers less their zero points, float32 of its shape, and scales, with gradients.
 
-        Scales are (out,), or (out, groups) where groups of inputs have their own.
+        Scales are (out,), also where all outputs have the same one, or (out, groups) where groups of inputs have theirs.
 
         Learned steps: w / s, cut and rounded (Esser et al. 2020, "Learned Step Size Quantization", arXiv 1902.08153,
         equations 1 to 3), the gradient of s scaled by 1 / sqrt(n q), n weights a step, q the largest level. One bipolar
@@ -118,8 +121,13 @@ class LowBits:
                 whole.unflatten(1, (-1, *module.kernel_size)) if isinstance(module, nn.Conv2d) else whole
             ), codes.scales
         weight = cast(Tensor, module.weight).float()
-        whole, scale = self._rounded(module, weight.reshape(-1, self.group or weight[0].numel()))
+        whole, scale = self._rounded(module, self.runs_of(weight))
+        scale = scale.expand(len(weight)) if self.per_tensor else scale
         return whole.view(weight.shape), scale.view(len(weight), -1) if self.group else scale
+
+    def runs_of(self, weight: Tensor) -> Tensor:
+        """Return the values (runs, n) of a weight (out, ...) that share a scale."""
+        return weight.reshape(-1, weight.numel() if self.per_tensor else self.group or weight[0].numel())
 
     def _rounded(self, module: nn.Module, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return runs of weights (runs, n) in whole numbers less their zero points, and a scale for each run."""

@@ -71,7 +71,7 @@ def quantize(
         skip: Globs of layers to leave as they are.
         ends: Bits of weights and inputs of the first and of the last layer, in the model's own order, of three or more;
             None: those of the others. A rule that names a layer by more than "*" stands above it.
-        scales: Steps of weights: one an output channel, or one a weight.
+        scales: Of weights: one an output channel, or one a weight, learned or found as that.
         group: Inputs of a Linear that share a scale of its weight, such as 32, 64 or 128, a divisor of them all; None:
             all of an output. Convolutions have one an output.
         symmetric: False: weights of two's complement ("w2" to "w8") have a zero point beside each scale, by the range
@@ -107,8 +107,8 @@ def quantize(
                 ", ".join(unseen),
             )
     for name, widths in chosen.items():
-        held = LowBits(widths, _is_static(widths, seen.get(name)), *runs[name], name=name)
-        _put(model.get_submodule(name), held, seen.get(name), per_tensor=scales == "tensor")
+        held = LowBits(widths, _is_static(widths, seen.get(name)), *runs[name], scales == "tensor", name=name)
+        _put(model.get_submodule(name), held, seen.get(name))
     return model
 
 
@@ -281,18 +281,18 @@ def _is_static(widths: Widths, seen: Seen | None) -> bool:
     return seen is not None and widths.inputs is not None and seen.high > seen.low
 
 
-def _put(module: nn.Module, held: LowBits, seen: Seen | None, *, per_tensor: bool) -> None:
+def _put(module: nn.Module, held: LowBits, seen: Seen | None) -> None:
     """Give a layer its steps and its class."""
     weight, widths, steps = module.weight, held.widths, dict[str, Tensor]()
     assert isinstance(weight, Tensor)
-    size = (len(weight), -1) if held.group else (len(weight),)
-    runs = weight.detach().reshape(-1, held.group or weight[0].numel())
+    size = (len(weight), -1) if held.group else (-1,)
+    runs = held.runs_of(weight.detach())
     if held.shifted:
         _, scales, zeros = widths.weights.quantize(runs.float(), symmetric=False)
         assert scales is not None and zeros is not None
         steps |= {WEIGHT_STEP: scales.view(size), WEIGHT_ZERO: zeros.view(size)}
     elif held.learned:
-        steps[WEIGHT_STEP] = weight_steps(runs, widths.weights, per_tensor=per_tensor).view(size)
+        steps[WEIGHT_STEP] = weight_steps(runs, widths.weights).view(size)
     if held.static:
         assert seen is not None and widths.inputs is not None
         step, zero = input_step(seen.sample, seen.low, seen.high, widths.inputs)

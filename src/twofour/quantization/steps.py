@@ -16,23 +16,21 @@ CANDIDATES = 40
 """Shares of the full range that are tried: 1/40 to 1."""
 
 
-def weight_steps(weight: Tensor, encoding: Bits, *, per_tensor: bool = False) -> Tensor:
-    """Return the step of each output of the least squared error, float32 (out,); one for all with `per_tensor`.
+def weight_steps(runs: Tensor, encoding: Bits) -> Tensor:
+    """Return the step of each run of weights of the least squared error, float32 (runs,).
 
     Args:
-        weight: Float (out, ...).
+        runs: Float (runs, n): what shares a step.
         encoding: Two's complement of two bits or more, or bipolar.
-        per_tensor: One step, in every place.
     """
-    rows = weight.detach().float().flatten(1)
-    rows = rows.reshape(1, -1) if per_tensor else rows
+    rows = runs.detach().float()
     full = (rows.abs().amax(1, keepdim=True) / encoding.bounds[1]).clamp(min=TINY)
     best, least = full.clone(), torch.full_like(full, torch.inf)
     for share in range(1, CANDIDATES + 1):
         step = (full * (share / CANDIDATES)).clamp(min=TINY)
         error = (encoding.nearest(rows / step) * step - rows).square().sum(1, keepdim=True)
         best, least = torch.where(error < least, step, best), torch.minimum(error, least)
-    return best.flatten().expand(len(weight)).clone()
+    return best.flatten()
 
 
 def input_step(sample: Tensor, low: float, high: float, encoding: Bits) -> tuple[float, int]:

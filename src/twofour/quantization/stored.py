@@ -77,8 +77,9 @@ def scale_bytes(held: LowBits, rows: int, columns: int) -> int:
 
 def steps_of_codes(held: LowBits, weight: BitWeight) -> dict[str, Tensor]:
     """Return the steps of a layer, by name, that has a weight of codes: float32."""
-    zeros = {} if weight.zeros is None else {WEIGHT_ZERO: weight.zeros.float()}
-    return {WEIGHT_STEP if held.learned else WEIGHT_SCALE: weight.scales.clone(), **zeros}
+    rows = 1 if held.per_tensor else None
+    zeros = {} if weight.zeros is None else {WEIGHT_ZERO: weight.zeros[:rows].float()}
+    return {WEIGHT_STEP if held.learned else WEIGHT_SCALE: weight.scales[:rows].clone(), **zeros}
 
 
 def shared(model: nn.Module) -> set[int]:
@@ -102,7 +103,7 @@ def empty_steps(module: nn.Module, held: LowBits, *, fixed: bool) -> dict[str, T
     weight = module.weight
     assert isinstance(weight, Tensor)
     steps: dict[str, Tensor] = {}
-    size = (len(weight), weight.shape[1] // held.group) if held.group else (len(weight),)
+    size = (len(weight), weight.shape[1] // held.group) if held.group else (1 if held.per_tensor else len(weight),)
     if held.learned:
         steps[WEIGHT_STEP] = torch.ones(size, dtype=torch.float32, device=weight.device)
     elif fixed:
