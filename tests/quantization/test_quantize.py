@@ -177,6 +177,24 @@ def test_the_gradient_of_a_clipping_level_is_that_of_pact() -> None:
     torch.testing.assert_close(layer.input_step.grad * (2 * 3) ** 0.5, torch.tensor(3.0), atol=0.05, rtol=0)  # type: ignore[union-attr,operator]
 
 
+@pytest.mark.parametrize("inputs", INPUTS)
+@pytest.mark.parametrize("positive", [False, True])
+def test_ranges_that_are_found_cut_no_gradient(inputs: str, positive: bool) -> None:
+    """The greatest input may round above the levels by half a level or a bit of float32: it is not clipped."""
+    torch.manual_seed(0)
+    layer, conv = nn.Linear(24, 1, bias=False), nn.Conv2d(3, 1, 1, bias=False)
+    twofour.quantize(layer, "w8", inputs)
+    twofour.quantize(conv, "w8", inputs)
+    x, images = torch.randn(400, 24), torch.randn(50, 3, 4, 4)
+    for module, given in ((layer, x), (conv, images)):
+        given = (given.abs() if positive else given).requires_grad_()
+        (found,) = torch.autograd.grad(module(given).sum(), given)
+        held = quantization.held_by(module)
+        assert held is not None
+        whole, scales = held.whole_weight(module)
+        torch.testing.assert_close(found, (whole[0] * scales.detach()).expand_as(given), rtol=1e-5, atol=1e-7)
+
+
 def test_signs_have_the_gradient_of_their_mean() -> None:
     """Rastegari et al. 2016, section 3.1: dC/dw = dC/dq (1/n sum + s 1(|w| <= 1))."""
     layer = nn.Linear(2, 1, bias=False)
@@ -271,6 +289,8 @@ def test_a_nan_is_that_tokens_alone(data: bool) -> None:
         assert found[2].isnan().all() and torch.equal(found[[0, 1, 3, 4]], want[[0, 1, 3, 4]])
     if not data:  # a range that ends nowhere has no steps
         x[2, 7] = torch.inf
+        assert layer(x)[2].isnan().all() and torch.equal(layer(x)[[0, 1, 3, 4]], want[[0, 1, 3, 4]])
+        x[2] = torch.tensor([3e38, -3e38] * 16)  # nor has one whose difference float32 does not hold
         assert layer(x)[2].isnan().all() and torch.equal(layer(x)[[0, 1, 3, 4]], want[[0, 1, 3, 4]])
 
 

@@ -148,7 +148,8 @@ def quantize_input(x: Tensor, quantization: Quantization = DYNAMIC) -> tuple[Ten
     """Return `x` as whole numbers: the reference of what the native kernels do, bit for bit.
 
     most = 2^bits - 1. Dynamic, in float32: low = min(x, 0), high = max(x, 0), scale = max((high - low) / most, TINY),
-    zero = round(-low / scale) of each token; a token with a NaN or an infinity has scale NaN. Then
+    zero = round(-low / scale) of each token; a token with a NaN or an infinity has scale NaN, and so has in effect one
+    whose high - low overflows float32: its scale is infinite, and 0 times that is NaN. Then
     q = round(clamp(x * (1 / scale), -zero, most - zero)) + zero, a NaN giving 0. Rounding is to nearest even.
     Levels "twos": zero = 2^(bits - 1), scale = max(max |x| / (most - zero), TINY), of one bit max |x|. "bipolar":
     scale = max(max |x| / most, TINY), q = floor(clamp(x * (0.5 / scale) + 2^(bits - 1), 0, most)), and zero = most in
@@ -190,9 +191,15 @@ def quantize_output(y: Tensor, quantization: Quantization) -> Tensor:
 
 def _spread(x: Tensor, quantization: Quantization = DYNAMIC) -> tuple[Tensor, Tensor]:
     """Return scale and zero point of each row; those of a row that is not finite are NaN and 0, or the levels' own."""
-    low, high = x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
-    finite = torch.isfinite(x).all(-1, keepdim=True)
-    most, fixed = quantization.most, quantization.zero
+    return spread_over(x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0), quantization)
+
+
+def spread_over(low: Tensor, high: Tensor, quantization: Quantization) -> tuple[Tensor, Tensor]:
+    """Return scale and zero point, int32, of dynamic ranges from `low`, at most zero, to `high`, at least zero.
+
+    NaN and 0, or the zero point of the levels, where they are not finite.
+    """
+    finite, most, fixed = torch.isfinite(low) & torch.isfinite(high), quantization.most, quantization.zero
     if quantization.levels == "unsigned":
         scale = ((high - low) / most).clamp(min=TINY)
         zero = torch.where(finite, (-low / scale).nan_to_num().round(), 0).to(torch.int32)

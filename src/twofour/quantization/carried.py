@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from twofour.errors import QuantizationError
 from twofour.kernels.bits_matmul import BitWeight
-from twofour.kernels.quantization import Quantization
+from twofour.kernels.quantization import Quantization, spread_over
 from twofour.layers import CARRIED
 from twofour.layers.modules import named_modules
 from twofour.quantization.straight_through import by_sign, nearest, scaled_gradient, straight
@@ -152,19 +152,21 @@ class LowBits:
         """Return inputs in whole numbers less their zero point, and their scales, which multiply over the answer.
 
         A static step is learned: where an input lies beyond the levels its gradient goes to the step alone, which is
-        the clipping of Choi et al. 2018 ("PACT", arXiv 1805.06085, equation 3), else as in `weight`. A token that holds
-        NaN has NaN for its answer, without a static step one that holds an infinity too.
+        the clipping of Choi et al. 2018 ("PACT", arXiv 1805.06085, equation 3), else as in `weight`. A range that is
+        found cuts nothing, so that every gradient passes. A token that holds NaN has NaN for its answer, without a
+        static step one that holds an infinity too, or whose range float32 does not hold.
         """
         encoding = self.widths.inputs
         assert encoding is not None
-        least, most = encoding.bounds
+        (least, most), rounded = encoding.bounds, self._round()
         if self.static:
             count = math.prod(x.shape[-3 if isinstance(module, nn.Conv2d) else -1 :])
             step = scaled_gradient(cast(Tensor, module.input_step), (max(count, 1) * max(most, 1)) ** -0.5)
             step, zero = step.abs().clamp(min=TINY), cast(Tensor, module.input_zero)
-            return nearest(x * (1 / step), self._round(), least - zero, most - zero), step
+            return nearest(x * (1 / step), rounded, least - zero, most - zero), step
         scale, zero = self._spread(x.detach(), images=isinstance(module, nn.Conv2d))
-        return nearest(x * (1 / scale), self._round(), least - zero, most - zero), scale
+        below, above = least - zero, most - zero
+        return straight(x * (1 / scale), lambda t: torch.minimum(torch.maximum(rounded(t), below), above)), scale
 
     def _round(self) -> Callable[[Tensor], Tensor]:
         """Return how quotients become levels, as kernels/quantization.py does: bipolar halves go up."""
@@ -175,19 +177,12 @@ class LowBits:
         return lambda t: (t * 0.5 + 2.0 ** (encoding.bits - 1)).floor() * 2 - encoding.largest_code
 
     def _spread(self, x: Tensor, images: bool) -> tuple[Tensor, Tensor]:
-        """Return scale and zero point of each token or image, by the formulas of `kernels.quantization`."""
-        encoding = self.widths.inputs
-        assert encoding is not None
+        """Return scale and zero point of each token or image, which lies between the levels' bounds."""
         axes = tuple(range(x.ndim - 3, x.ndim)) if images else (-1,)
+        range_of_x = self.widths.range()
         low, high = x.amin(axes, keepdim=True).clamp(max=0), x.amax(axes, keepdim=True).clamp(min=0)
-        finite = torch.isfinite(low) & torch.isfinite(high)
-        if encoding.levels == "unsigned":
-            scale = ((high - low) / encoding.largest_code).clamp(min=TINY)
-            zero = torch.where(finite, (-low / scale).nan_to_num().round(), 0.0)
-        else:
-            scale = (torch.maximum(-low, high) / encoding.bounds[1]).clamp(min=TINY)
-            zero = torch.zeros_like(scale)
-        return torch.where(finite, scale, torch.nan), zero
+        scale, zero = spread_over(low, high, range_of_x)
+        return scale, (zero if range_of_x.levels == "unsigned" else torch.zeros_like(zero)).to(scale.dtype)
 
     def whole_weight(self, module: nn.Module, name: str = "") -> tuple[Tensor, Tensor]:
         """Return what `weight` does, whole numbers in int16, for good.
