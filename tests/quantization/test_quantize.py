@@ -337,7 +337,11 @@ def test_what_cannot_compute_in_low_bits_is_refused_by_name() -> None:
         twofour.quantize(broken, "w2")
     with pytest.raises(QuantizationError, match=r"could exceed 32 bits(.|\n)*70000 products"):
         twofour.quantize(nn.Linear(70000, 1), "w8", "a8")
-    assert widths("w8", "a8").longest == (2**31 - 1) // (128 * 255) and widths("w1", "a1").longest > 1 << 30
+    assert widths("w8", "a8").longest() == (2**31 - 1) // (128 * 255) and widths("w1", "a1").longest() > 1 << 30
+    with pytest.raises(QuantizationError, match=r"could exceed 32 bits(.|\n)*at most 33025"):  # values to +-255
+        twofour.quantize(nn.Linear(33026, 1), "w8", "a8", symmetric=False)
+    grouped = twofour.quantize(nn.Linear(70016, 1), "w8", "a8", group=64)  # whose sums are of 64 products
+    assert quantization.of(grouped)[""].group == 64 and grouped(torch.ones(1, 70016)).isfinite().all()
     twice = twofour.quantize(mlp(), "w2")
     with pytest.raises(QuantizationError, match="something is attached"):
         twofour.quantize(twice, "w2")

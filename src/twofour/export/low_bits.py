@@ -200,7 +200,7 @@ def _require_layers(path: Any, model: nn.Module, found: Mapping[str, LowBits]) -
         if held.group and (not isinstance(module, nn.Linear) or module.in_features % held.group):
             got = f"`{name}`: groups of {held.group} do not divide a Linear's inputs there"
             raise misfit("model-low-bits", path, got)
-        if (count := module.weight[0].numel()) > held.widths.longest:
+        if (count := held.group or module.weight[0].numel()) > held.widths.longest(shifted=held.shifted):
             raise misfit("model-low-bits", path, f"`{name}`: sums of {count} products may exceed 32 bits")
     if other := sorted(own.keys() - found.keys()):
         raise misfit("model-low-bits", path, f"`{other[0]}` computes in low bits in the model and not in the file")

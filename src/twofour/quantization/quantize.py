@@ -96,6 +96,8 @@ def quantize(
         integer_from(1, "`group` cannot be used", QuantizationError, "group=64, or leave it out", group=group)
     chosen = _chosen(model, weights, activations, parse_globs(skip, kind=QuantizationError), ends)
     runs = {name: _run(model, name, widths, group, bool(symmetric), scales) for name, widths in chosen.items()}
+    for name, widths in chosen.items():
+        _require_fit(model, name, widths, *runs[name])
     seen: dict[str, Seen] = {}
     if data is not None:
         reading = [name for name, widths in chosen.items() if widths.inputs is not None]
@@ -177,10 +179,7 @@ def _chosen(
         raise _nothing(model, reasons)
     if unable:
         _log.warning("%d layers stay in floats: %s", len(unable), "; ".join(unable[:3]) + "; ..." * (len(unable) > 3))
-    chosen = _with_ends(found, ends)
-    for name, widths in chosen.items():
-        _require_fit(model, name, widths)
-    return chosen
+    return _with_ends(found, ends)
 
 
 def _with_ends(found: Mapping[str, tuple[Widths, bool]], ends: int | None) -> dict[str, Widths]:
@@ -223,10 +222,10 @@ def _reason(model: nn.Module, name: str, module: nn.Module, skip: Sequence[str])
     return None
 
 
-def _require_fit(model: nn.Module, name: str, widths: Widths) -> None:
-    """Refuse what a layer cannot compute in these widths."""
+def _require_fit(model: nn.Module, name: str, widths: Widths, group: int, shifted: bool) -> None:
+    """Refuse what a layer cannot compute in these widths: a sum is of a group, of weights less their zero points."""
     module = model.get_submodule(name)
-    count, weight = width_of(module), module.weight
+    count, weight, longest = group or width_of(module), module.weight, widths.longest(shifted=shifted)
     assert isinstance(weight, Tensor)
     if not is_finite(weight.detach()):
         raise QuantizationError(
@@ -236,12 +235,12 @@ def _require_fit(model: nn.Module, name: str, widths: Widths) -> None:
             remedy="look for a diverged training run or a broken checkpoint",
             layer=name,
         )
-    if count > widths.longest:
+    if count > longest:
         raise QuantizationError(
             f"the sums of a layer of {widths.name} could exceed 32 bits",
             got=f"{count} products a sum",
-            wanted=f"at most {widths.longest}",
-            remedy="fewer bits in this layer, or leave it out: skip=[...]",
+            wanted=f"at most {longest}",
+            remedy="fewer bits in this layer, groups of a Linear (group=64), or leave it out: skip=[...]",
             layer=name,
         )
     if not widths.weights.has_zero and f"{name}.weight".lstrip(".") in masks.of(model):

@@ -61,10 +61,12 @@ class Widths:
             remedy='"w4a8"',
         )
 
-    @property
-    def longest(self) -> int:
-        """Products whose sum surely fits int32, as the kernels count them: see `Levels.longest`."""
-        return 1 << 40 if self.inputs is None else self.levels.longest(self.range())
+    def longest(self, *, shifted: bool = False) -> int:
+        """Return how many products a sum may have to surely fit int32, as the kernels count them: see `Levels.longest`.
+
+        `shifted`: of weights with zero points.
+        """
+        return 1 << 40 if self.inputs is None else self.levels.longest(self.range(), shifted=shifted)
 
     @property
     def levels(self) -> Levels:
