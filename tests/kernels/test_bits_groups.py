@@ -102,6 +102,7 @@ def test_nan_threads_epilogues_and_codes(row: BitsMatmul) -> None:
             )
         lost = y.isnan().all(1)
         assert lost[[3, 20]].all() and lost.sum() == 2 and y[~lost].isfinite().all()
+        assert torch.equal(bits_matmul_reference(x, weight, bias, quantization).isnan(), y.isnan())
     codes = torch.randint(0, 16, (5, 256), dtype=torch.uint8)
     static = Quantization(0.5, 7, bits=4, y_dtype=torch.uint8, y_scale=3.0, y_zero=100)
     y = row.run(codes, prepared, bias, Problem(203, quantization=static))

@@ -139,6 +139,16 @@ def test_a_token_with_nan_is_nan_alone_in_a_static_range_too(row: BitsMatmul) ->
 
 
 @each_row(bits_rows())
+def test_nan_is_the_least_number_of_an_answer_of_bytes(row: BitsMatmul) -> None:
+    weight, x = weight_of(twos(2), 35, 40), real(4, 40).clone()
+    x[1, 39], x[3, 0] = float("nan"), float("inf")
+    for scale, (dtype, least) in itertools.product((None, 0.25), ((torch.uint8, 0), (torch.int8, -128))):
+        quantization = Quantization(scale, bits=4, y_dtype=dtype, y_scale=0.5, y_zero=100)
+        y = row.run(x, row.prepare(weight), torch.ones(35), Problem(35, quantization=quantization))
+        assert (y[1] == least).all() and torch.equal(y, bits_matmul_reference(x, weight, torch.ones(35), quantization))
+
+
+@each_row(bits_rows())
 def test_a_token_that_is_not_finite_is_nan_alone(row: BitsMatmul) -> None:
     weight = weight_of(bipolar(1), 20, 40)
     for system, bad in itertools.product(LEVELS, (float("nan"), float("inf"), float("-inf"))):
@@ -225,6 +235,7 @@ def test_codes_of_inputs_are_as_near_as_their_levels_allow() -> None:
         (lambda: Levels(9), "1 to 8 bits"),
         (lambda: Levels(2, 3), "steps of 1 or 2"),
         (lambda: BitWeight(torch.full((2, 2), 4, dtype=torch.uint8), unsigned(2), torch.ones(2)), "from 0 to 3"),
+        (lambda: BitWeight(torch.full((2, 2), 3, dtype=torch.uint8), TERNARY, torch.ones(2)), "from 0 to 2"),
         (lambda: BitWeight(torch.ones(2, 2, dtype=torch.uint8), unsigned(2), torch.ones(3)), "scale for each row"),
         (lambda: BitWeight(torch.ones(2, 2, dtype=torch.uint8), unsigned(2), torch.zeros(2)), "2 of 2 are zero, NaN"),
     ],

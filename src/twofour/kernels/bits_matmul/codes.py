@@ -38,8 +38,13 @@ class Levels:
 
     @property
     def most(self) -> int:
-        """The greatest code."""
+        """The greatest number of so many bits."""
         return (1 << self.bits) - 1
+
+    @property
+    def largest_code(self) -> int:
+        """The greatest code that stands for a level: one less than `most` of ternary ones."""
+        return 2 if (self.bits, self.alpha, self.beta) == (2, 1, -1) else self.most
 
     @property
     def largest(self) -> int:
@@ -82,7 +87,7 @@ class BitWeight:
     """A weight of codes.
 
     Attributes:
-        codes: uint8 (out, in), each at most `levels.most`.
+        codes: uint8 (out, in), each at most `levels.largest_code`.
         levels: What they stand for.
         scales: float32 (out,), or (out, groups) where runs of inputs have their own: real = scale * value.
         zeros: int8 of the shape of the scales, or None: the level that stands for zero, which a value is less by.
@@ -116,11 +121,11 @@ class BitWeight:
                 got=f"zero points from {int(zeros.min())} to {int(zeros.max())}",
                 wanted=f"{least} to {most}",
             )
-        if not fits or int(codes.max()) > self.levels.most:
+        if not fits or int(codes.max()) > self.levels.largest_code:
             raise KernelError(
                 "a weight of codes does not fit its levels",
                 got=f"codes {tuple(codes.shape)} of {codes.dtype}, scales {tuple(scales.shape)} of {scales.dtype}",
-                wanted=f"uint8 (out, in) on the CPU, codes from 0 to {self.levels.most}, a float32 scale for each row, "
+                wanted=f"uint8 (out, in) on the CPU, codes from 0 to {self.levels.largest_code}, a float32 scale for each row, "
                 "or for each of equal groups of inputs",
             )
 

@@ -39,7 +39,7 @@ def bits_matmul_reference(
 
     Returns:
         (..., out) in the dtype that `quantization` says, that of x by default. A token that is not finite is NaN, with
-        a static range one that holds NaN.
+        a static range one that holds NaN; in answers of bytes NaN is their least number.
     """
     if quantization.real:
         y = (x.double() @ weight.real().double().T).float()
@@ -49,9 +49,8 @@ def bits_matmul_reference(
     else:
         whole, scale = whole_product(x, weight, quantization)
         y = whole.float() * (scale * weight.scales)
-    y = y if bias is None else y + bias
-    y = quantize_output(y, quantization) if quantization.y_dtype else y.to(quantization.output(x))
-    return lost_tokens(x, y)
+    y = lost_tokens(x, y if bias is None else y + bias, quantization)
+    return quantize_output(y, quantization) if quantization.y_dtype else y.to(quantization.output(x))
 
 
 def _of_groups(x: Tensor, weight: BitWeight, quantization: Quantization) -> tuple[Tensor, Tensor]:
@@ -64,11 +63,14 @@ def _of_groups(x: Tensor, weight: BitWeight, quantization: Quantization) -> tupl
     return y, scale
 
 
-def lost_tokens(x: Shaped[Tensor, "*tokens in"], y: Shaped[Tensor, "*tokens out"]) -> Shaped[Tensor, "*tokens out"]:
-    """Write NaN into the answers of tokens that hold NaN, which one range for all tokens would round to a code.
+def lost_tokens(
+    x: Shaped[Tensor, "*tokens in"], y: Float32[Tensor, "*tokens out"], quantization: Quantization
+) -> Float32[Tensor, "*tokens out"]:
+    """Return answers that are NaN for tokens that hold NaN, which one range for all tokens would round to a code.
 
-    A sum of the input, which takes a fraction of a product's time, says whether there is any.
+    Where inputs stay real infinities are lost too: they have no scale in which others are whole numbers.
     """
-    if not (x.is_floating_point() and y.is_floating_point()) or not x.numel() or not bool(x.sum().isnan()):
+    if not x.is_floating_point():
         return y
-    return y.masked_fill_(x.isnan().any(-1, keepdim=True), torch.nan)
+    lost = ~torch.isfinite(x) if quantization.real else x.isnan()
+    return y.masked_fill(lost.any(-1, keepdim=True), torch.nan)
