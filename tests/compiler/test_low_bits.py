@@ -11,9 +11,12 @@ from torch import nn
 import twofour
 from twofour import quantization
 from twofour.compiler import low_bits
+from twofour.compiler.choose import candidates
 from twofour.compiler.codes import hold_floats
+from twofour.compiler.computing import Computing
+from twofour.compiler.terms import Terms
 from twofour.errors import KernelError, QuantizationError
-from twofour.kernels.bits_matmul import bits_rows
+from twofour.kernels.bits_matmul import BitWeight, bits_rows, twos
 from twofour.kernels.dense_matmul import PLAIN
 from twofour.measure.cache import Cache
 
@@ -241,6 +244,45 @@ def test_steps_that_become_nothing_after_compiling_are_refused_by_name(part: str
             getattr(fast[2], part).fill_(bad)
         with pytest.raises(QuantizationError, match=f"layer `2`: a step of the layer is no scale: `{part}`"):
             fast(x)
+
+
+def test_the_plan_says_what_kernels_of_codes_do_not_do(monkeypatch) -> None:
+    """Zeros of a mask are multiplied, and on a GPU there is no such kernel."""
+    model = twofour.prune(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16)).eval(), {"0": "2:4"})
+    x = torch.randn(3, 64)
+    plan: Any = twofour.compile(twofour.quantize(model, "w2", "a2", ends=None), x, tokens=(3,), graph=False).plan
+    told = [layer.reason.endswith("; no kernel of codes skips the zeros of 2:4") for layer in plan.layers]
+    assert told == [True, False], plan
+    on_gpu = low_bits.run_low_bits(model, plan, {}, Terms(Computing(device="cuda"), "fast", (3,)))
+    said = "dense: w2a2: no kernel of codes on a GPU; it computes in floats"
+    assert all(layer.reason.startswith(said) for layer in on_gpu.layers) and not any(run(model))
+
+
+def test_a_kernel_that_refuses_while_it_is_measured_is_an_error_not_a_layer_in_floats(monkeypatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise KernelError("on purpose")
+
+    monkeypatch.setattr(Terms, "choose", refuse)
+    with pytest.raises(KernelError, match="on purpose"):
+        twofour.compile(of_bits("w2", "a2"), torch.randn(3, 71), tokens=(3,), graph=False)
+    weight = BitWeight(torch.zeros(4, 70_000, dtype=torch.uint8), twos(8), torch.ones(4))
+    with pytest.raises(KernelError, match="by 8 bits here: it has sums of 70000 inputs, which may exceed int32"):
+        candidates(weight)
+
+
+@pytest.mark.parametrize(("at_one", "kept"), [(4.0, True), (1.1, False)])
+def test_without_an_example_few_tokens_count_as_much_as_many(at_one: float, kept: bool, monkeypatch) -> None:
+    """Kernels that are 4 times as fast for one token stay where floats are twice as fast for many."""
+    counts: list[int] = []
+
+    def raced(calls: Any, **_: Any) -> tuple[dict[str, float], float]:
+        tokens = len(calls["floats"].args[0])
+        counts.append(tokens)
+        return {"kernels": 1.0, "floats": at_one if tokens == 1 else 0.5}, 0.0
+
+    monkeypatch.setattr(low_bits, "race", raced)
+    fast = twofour.compile(of_bits("w2", "a2"), tokens=(1, 3, 6))
+    assert run(fast) == [kept, kept] and counts == [1, 6, 1, 6]
 
 
 def test_zero_points_that_no_kernel_takes_run_in_floats_and_say_so() -> None:

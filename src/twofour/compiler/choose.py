@@ -135,7 +135,7 @@ def _of_codes(weight: BitWeight, quantization: Quantization) -> tuple[Kernel, ..
     found = [row for row, reason in reasons.items() if reason is None]
     if not found:
         grouped = weight.group or weight.shifted or quantization.real
-        near = [(row, reason) for row, reason in reasons.items() if grouped and row.layout == GROUPS]
+        near = [(row, reason) for row, reason in reasons.items() if bool(grouped) is (row.layout == GROUPS)]
         here = [reason for row, reason in near if row.unavailable() is None and reason]
         inputs = "floats" if quantization.real else f"{quantization.bits} bits"
         raise KernelError(

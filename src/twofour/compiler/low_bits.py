@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from twofour import quantization
+from twofour import masks, quantization
 from twofour.compiler.case import Case
-from twofour.compiler.choose import Choice
+from twofour.compiler.choose import Choice, candidates
 from twofour.compiler.codes import Codes, codes_of, hold_codes, is_coded
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.compiler.low_bits_conv import run_conv
@@ -25,10 +26,14 @@ from twofour.kernels.conv import Images
 from twofour.kernels.dispatch import DispatchTable
 from twofour.kernels.problem import Problem
 from twofour.measure.chooser import race
+from twofour.patterns import DENSE
 from twofour.quantization import LowBits
 from twofour.quantization.stored import shared
 
 TIED = "; its float weight stays, which another layer has too"
+
+ZEROS = "; no kernel of codes skips the zeros of {}"
+"""What the plan says of a mask: the zeros are multiplied."""
 
 
 class LinearOfCodes(CompiledLinear):
@@ -95,12 +100,16 @@ def run_low_bits(
         QuantizationError: A step of a layer is zero, NaN or infinite, or a weight is not finite.
     """
     entries = {layer.name: layer for layer in plan.layers}
-    found = quantization.of(fast) if terms.computing.device == "cpu" else {}
-    found = {name: low for name, low in found.items() if name not in plan.kept_dense}
+    found = {name: low for name, low in quantization.of(fast).items() if name not in plan.kept_dense}
+    if terms.computing.device != "cpu":
+        why = f"no kernel of codes on a GPU; {IN_FLOATS}"
+        said = {name: replace(entries[name], reason=f"dense: {low.widths.name}: {why}") for name, low in found.items()}
+        return replace(plan, layers=tuple({**entries, **said}.values()))
     found = {name: low for name, low in found.items() if not no_kernel(low, fast.get_submodule(name))}
     reads, tied = Reads(), shared(fast)
     for name, low in found.items():
         module, entry = fast.get_submodule(name), entries[name]
+        mask = masks.of(module).get("weight")
         if isinstance(module, nn.Conv2d):
             codes, entry = run_conv(name, module, low, entry, (images or {}).get(name), terms)
         else:
@@ -110,6 +119,8 @@ def run_low_bits(
             low.runs, entry = codes, replace(entry, reason=entry.reason + TIED, **sizes)
         elif codes is not None:
             hold_codes(name, module, codes, reads)
+        if codes is not None and mask is not None and mask.pattern != DENSE:
+            entry = replace(entry, reason=entry.reason + ZEROS.format(mask.pattern.name))
         entries[name] = entry
     seen = {name: counts[name] for name in found if name in counts}
     return replace(plan, layers=tuple(entries.values()), counts={**plan.counts, **seen})
@@ -118,25 +129,33 @@ def run_low_bits(
 def _run(
     name: str, module: nn.Linear, low: LowBits, entry: LayerPlan, count: int | None, terms: Terms, plan: Plan
 ) -> tuple[Codes | None, LayerPlan]:
-    """Choose what one layer runs on; return it, None where floats serve, and the layer's plan."""
+    """Choose what one layer runs on; return it, None where floats serve, and the layer's plan.
+
+    Its codes take the place of its float weight, so that one of the two serves all calls: where no example says how
+    many tokens, the faster one of the fewest and the most that are measured, by the product of both ratios.
+    """
     weight, problem = codes_of(name, module, low), _problem(name, module, low)
     bias, widths = module.bias, low.widths.name
     given = None if not isinstance(bias, Tensor) else bias.detach().float()
     activations = torch.bfloat16 if module.weight.dtype is torch.bfloat16 else torch.float32
     options = {"dtype": widths, "activations": activations}
     try:
-        choice = terms.choose(name, weight, given, count, plan.bytes_before, problem, **options)
+        candidates(weight, problem=problem)
     except KernelError as error:  # no row runs here
-        return None, replace(entry, reason=f"dense: {widths}: {str(error).partition(chr(10))[0]}; {IN_FLOATS}")
+        return None, replace(entry, reason=f"dense: {widths}: {error.what}; {IN_FLOATS}")
+    choice = terms.choose(name, weight, given, count, plan.bytes_before, problem, **options)
     prepared = PreparedWeights(choice.layouts.values())
     runs = Codes.of(module, lambda: LinearOfCodes.of(name, module, choice.dispatch, prepared))
     tokens = count or max(choice.times)
-    case = Case(problem, weight.shape[1], given, tokens, activations)
-    key = terms.cache.key(f"{case.text(widths, weight)}/{choice.dispatch.to_text()}/floats")
-    x = torch.zeros(tokens, weight.shape[1], dtype=activations, device="cpu")
-    calls = {"kernels": lambda: runs(module, x), "floats": lambda: module(x)}
-    seconds = terms.cache.times(key, tuple(calls), lambda: race(calls, seconds=0.1))
-    if seconds["floats"] < seconds["kernels"]:
+    ratio = 1.0
+    for some in (tokens,) if count else sorted({min(choice.times), tokens}):
+        case = Case(problem, weight.shape[1], given, some, activations)
+        key = terms.cache.key(f"{case.text(widths, weight)}/{choice.dispatch.to_text()}/floats")
+        x = torch.zeros(some, weight.shape[1], dtype=activations, device="cpu")
+        calls = {"kernels": partial(runs, module, x), "floats": partial(module, x)}
+        seconds = terms.cache.times(key, tuple(calls), partial(race, calls, seconds=0.1))
+        ratio *= seconds["floats"] / seconds["kernels"]
+    if ratio < 1:
         return None, replace(entry, reason=f"dense: {widths}: floats are faster here; {IN_FLOATS}")
     dtype = str(activations).removeprefix("torch.")
     options = {"dtype": dtype, "activations": activations, "among": (tokens,)}

@@ -67,7 +67,7 @@ class BitsMatmul(NativeProduct):
         longest = levels.longest(quantization, shifted=shifted)
         longest = min(longest, MOST_IN_GROUP) if grouped else longest
         if (group or columns) > longest:
-            return f"sums of {group or columns} inputs may exceed int32; at most {longest}"
+            return f"has sums of {group or columns} inputs, which may exceed int32; at most {longest}"
         return None
 
     def prepare(self, weight: BitWeight) -> Prepared:  # pyright: ignore[reportIncompatibleMethodOverride]
