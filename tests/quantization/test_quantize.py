@@ -469,6 +469,17 @@ def test_estimate_runs_it_on_shapes_alone_and_autocast_does_not_round_its_sums()
         assert torch.equal(model[0](x), want)
 
 
+def test_convolutions_are_exact_without_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NNPACK takes 3 x 3 of 16 images and more, by Winograd's algorithm."""
+    torch.manual_seed(0)
+    model, x = nn.Conv2d(32, 32, 3, padding=1).eval(), torch.randn(16, 32, 16, 16)
+    twofour.quantize(model, "w4", "a4", data=[x])
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    answer = model(x)
+    with quantization.in_whole_numbers(model):
+        assert torch.equal(answer, model(x))
+
+
 def test_whole_numbers_as_inputs_are_refused_and_no_images_are_answered() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1)).eval()
     x = torch.randn(2, 3, 8, 8)

@@ -152,9 +152,19 @@ def _sum(module: Layer, held: LowBits, levels: Tensor, weight: Tensor, count: in
     """Return the sums, exact outside training: in float32 where that holds them, else in float64."""
     if held.whole:
         return whole_product(module, levels, weight)
-    if _largest(held, count) < EXACT or module.training:
+    if module.training or (_largest(held, count) < EXACT and _adds_products(module, levels)):
         return _product(module, levels, weight)
     return _product(module, levels.double(), weight.double()).float()
+
+
+def _adds_products(module: Layer, x: Tensor) -> bool:
+    """Tell whether torch makes float32 sums of products alone, which are exact where float32 holds them.
+
+    Without oneDNN its convolutions may be NNPACK's, and on a GPU cuDNN's, whose fast algorithms (Winograd, FFT) are not.
+    """
+    if not isinstance(module, nn.Conv2d) or by_operators():
+        return True
+    return not x.is_cuda and (not x.is_cpu or bool(torch.backends.mkldnn.enabled))
 
 
 def _no_autocast(x: Tensor) -> AbstractContextManager[object]:
