@@ -108,6 +108,15 @@ def test_steps_that_become_nothing_after_compiling_are_refused_by_name(monkeypat
         fast(torch.randn(2, 3, 9, 9))
 
 
+def test_floats_serve_images_whose_codes_take_two_gigabytes(monkeypatch) -> None:
+    monkeypatch.setattr("twofour.compiler.low_bits_conv.race", floats_last)
+    fast = twofour.compile(of_bits("w2", "a2"), torch.randn(2, 3, 9, 9), graph=False)
+    low: Any = quantization.of(fast)["0"]
+    immense = torch.zeros(1).expand(1, 3, 1 << 15, 1 << 14)  # without memory of its own
+    assert not low.runs.product.takes(immense) and low.runs.product.takes(immense[..., : 1 << 11])
+    assert low.runs(fast[0], immense) is None
+
+
 def test_what_no_kernel_takes_runs_in_floats_and_says_so() -> None:
     model = nn.Sequential(nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular")).eval()
     x = torch.randn(1, 4, 8, 8)

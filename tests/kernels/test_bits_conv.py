@@ -213,8 +213,15 @@ def test_what_no_call_may_be_is_refused(row: BitsConv) -> None:
         )
     with pytest.raises(KernelError, match="static range"):
         row.run(x, prepared, None, BitsConvProblem(geometry, Quantization(bits=2), thresholds_of(7, 2, row.planes, 1)))
+    of_others = thresholds_of(9, 2, row.planes, 1)  # of 7 outputs, which are padded to as many
+    with pytest.raises(KernelError, match=r"codes of another convolution(.|\n)*thresholds of 9 outputs"):
+        row.run(x, prepared, None, BitsConvProblem(geometry, two, of_others))
+    for images in (CodedImages(row.planes, 6, 2, 6, 5), CodedImages(row.planes, 5, 3, 6, 5)):
+        with pytest.raises(KernelError, match=r"codes of another convolution(.|\n)*wanted  5 channels, 2 bits"):
+            codes = torch.zeros(1, images.image_bytes, dtype=torch.uint8)
+            row.run(codes, prepared, None, BitsConvProblem(geometry, two, coded=images))
     if not row.planes:
-        codes, images = coded_of(row, torch.full((1, 5, 6, 5), 4, dtype=torch.uint8), 8)
+        codes, images = coded_of(row, torch.full((1, 5, 6, 5), 4, dtype=torch.uint8), 2)
         with pytest.raises(KernelError, match="codes from 0 to 3"):
             row.run(codes, prepared, None, BitsConvProblem(geometry, two, coded=images))
     axes, codes = ((3, 1, 1, 1), (3, 1, 1, 1)), CodedImages(row.planes, 7, 2, 2, 0)

@@ -71,11 +71,12 @@ class Codes:
 
     def __call__(self, module: nn.Module, x: Tensor) -> Tensor | None:
         """Return the answer, None for inputs that floats serve: another dtype or device, or a gradient asked for."""
-        if not self.product.takes(x) or not x.is_cpu or (x.requires_grad and torch.is_grad_enabled()):
+        traced = is_compiling() or _is_tracing() or _len_torch_dispatch_stack() > 0
+        if (traced and not self.product.traced) or not self.product.takes(x) or not x.is_cpu:
             return None
-        if is_compiling() or _is_tracing() or _len_torch_dispatch_stack():
-            return self.product(x) if self.product.traced else None
-        return self.following(module)(x)
+        if x.requires_grad and torch.is_grad_enabled():
+            return None
+        return self.product(x) if traced else self.following(module)(x)
 
     def following(self, module: nn.Module) -> Any:
         """Return the product for what the layer holds by now."""

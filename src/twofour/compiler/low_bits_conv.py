@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -67,8 +67,9 @@ class ConvOfCodes:
         return cls(name, row, prepared, problem, bias, images)
 
     def takes(self, x: Tensor) -> bool:
-        """Tell whether kernels read such an input."""
-        return x.dtype is torch.float32 and x.ndim in (3, 4)
+        """Tell whether kernels read such an input: floats serve images whose codes take 2 GB."""
+        known = x.dtype is torch.float32 and x.ndim in (3, 4)
+        return known and _holds(self.row, self.problem.geometry, self.problem.quantization.bits, *x.shape[-2:])
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the answer to images, or one image."""
@@ -89,6 +90,9 @@ class ConvOfCodes:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _found, (self.name, self.row.name, self.prepared.tensor, self.problem, self.bias, self.images)
+
+
+_holds = lru_cache(maxsize=256)(BitsConv.holds)
 
 
 def _found(name: str, row: str, weight: Tensor, *others: Any) -> ConvOfCodes:

@@ -71,14 +71,16 @@ class BitsConv(Row):
             return f"convolves all channels together, not in {geometry.groups} groups"
         if geometry.columns > (longest := levels.longest(quantization)):
             return f"sums of {geometry.columns} inputs may exceed int32; at most {longest}"
-        reach = [
-            n * geometry.stride[i] + geometry.kernel[i] * geometry.dilation[i]
-            for i, n in enumerate(geometry.output(*images[1:]))
-        ]
-        stood = CodedImages(self.planes, geometry.in_channels, quantization.bits, reach[0], reach[1])
-        if reach[0] * reach[1] * stood.pixel_bytes >= LARGEST:
+        if not self.holds(geometry, quantization.bits, images[1], images[2]):
             return f"the codes of an image of {images[1]} x {images[2]} pixels take 2 GB"
         return None
+
+    def holds(self, geometry: Geometry, bits: int, height: int, width: int) -> bool:
+        """Tell whether the codes of an image with its zeros take less than `LARGEST` bytes."""
+        sizes = zip(geometry.sizes(height, width), geometry.stride, geometry.kernel, geometry.dilation, strict=True)
+        reach = [n * stride + kernel * dilation for n, stride, kernel, dilation in sizes]
+        stood = CodedImages(self.planes, geometry.in_channels, bits, reach[0], reach[1])
+        return reach[0] * reach[1] * stood.pixel_bytes < LARGEST
 
     def prepare(self, weight: BitWeight, geometry: Geometry) -> Prepared:
         """Return a weight as this row reads it behind a 64-byte header: uint8.
@@ -126,6 +128,14 @@ class BitsConv(Row):
         """
         geometry, quantization, answer, coded = problem.geometry, problem.quantization, problem.answer, problem.coded
         assert other is None and (answer is None or bias is None)
+        if answer is not None and len(answer.flips) != geometry.out_channels:
+            got = f"thresholds of {len(answer.flips)} outputs"
+            raise self._unfit(got, f"those of {geometry.out_channels}")
+        stands = self.planes, geometry.in_channels, quantization.bits
+        if coded is not None and (coded.planes, coded.channels, coded.bits) != stands:
+            got = f"codes of {coded.channels} channels, {coded.bits} bits, in {'planes' if coded.planes else 'bytes'}"
+            form = "planes" if self.planes else "bytes"
+            raise self._unfit(got, f"{geometry.in_channels} channels, {quantization.bits} bits, in {form}")
         if coded is None:
             size, x = require_image(x, geometry, None), channels_last(x)
             image = x.shape[2], x.shape[3]
@@ -154,6 +164,10 @@ class BitsConv(Row):
                 remedy="prepare the weight with this row and this geometry",
             )
         return y
+
+
+    def _unfit(self, got: str, wanted: str) -> KernelError:
+        return KernelError(f"{self.name} was given codes of another convolution", got=got, wanted=wanted)
 
 
 def bits_conv_rows() -> list[BitsConv]:
