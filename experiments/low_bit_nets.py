@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import twofour
 from records import Row, version
@@ -62,7 +65,8 @@ def measured(task: Task, model: nn.Module, key: str, seed: int, evaluate: Evalua
         The row; its `one_shot` is the metric right after rounding.
 
     Raises:
-        TrainingError: The whole-number answer of a test image differs from the trained model's.
+        TrainingError: An answer of whole numbers, or of the compiled model, to a test image differs from the trained
+            model's.
     """
     arm, dense = ARMS[key], evaluate(task, model)
     begin = time.perf_counter()
@@ -79,16 +83,41 @@ def measured(task: Task, model: nn.Module, key: str, seed: int, evaluate: Evalua
 
 
 def _require_whole(task: Task, model: nn.Module, value: float, evaluate: Evaluate) -> None:
-    """Hold answers to those of 64-bit whole numbers: on the example to the bit, on all data by the metric."""
-    x = task.example()
-    with torch.no_grad():
-        answer = model.eval()(x)
+    """Hold all answers that the metric is of to those of 64-bit whole numbers and of compiled kernels, to the bit.
+
+    Compiled layer by layer: a graph rounds otherwise what stands between the layers.
+    """
+    metric, want = _answers(task, model.eval(), evaluate)
+    fast = twofour.compile(copy.deepcopy(model), task.example(), graph=False, effort="quick", progress=False)
     with quantization.in_whole_numbers(model):
-        whole, found = model(x), evaluate(task, model)
-    if not torch.equal(answer, whole) or found != value:
-        raise TrainingError(
-            "whole numbers answer otherwise than the model",
-            got=f"{found} for {value}, largest difference {(answer - whole).abs().max().item()} on the example",
-            wanted="the same",
-            remedy="please report it",
-        )
+        others = {"whole numbers": _answers(task, model, evaluate)}
+    others["compiled kernels"] = _answers(task, fast, evaluate)
+    for what, (found, answers) in others.items():
+        if answers != want or found != value:
+            unlike = sum(one != other for one, other in zip(answers, want, strict=False))
+            raise TrainingError(
+                f"{what} answer otherwise than the model",
+                got=f"{found} for {value}, {unlike} of {len(want)} calls with other bits",
+                wanted=f"the same answers, and {metric}",
+                remedy="please report it",
+            )
+
+
+def _answers(task: Task, model: nn.Module, evaluate: Evaluate) -> tuple[float, list[bytes]]:
+    """Return the metric of a model, and a digest of all that it answered to each call: language models answer much."""
+    digests: list[bytes] = []
+
+    def note(_: nn.Module, __: object, answer: object) -> None:
+        digest = hashlib.sha256()
+        for leaf in tree_leaves(answer):
+            if isinstance(leaf, torch.Tensor):
+                digest.update(
+                    (leaf.detach().cpu() + 0).contiguous().view(torch.uint8).numpy().tobytes()
+                )  # no zero has a sign
+        digests.append(digest.digest())
+
+    handle = model.register_forward_hook(note)
+    try:
+        return evaluate(task, model), digests
+    finally:
+        handle.remove()

@@ -260,6 +260,36 @@ def test_a_row_of_low_bits_is_trained_and_held_to_whole_numbers(key, monkeypatch
     assert {held.widths.name for held in quantization.of(model).values()} == ({key} if key != "float" else set())
 
 
+@pytest.mark.parametrize("wrong", ["whole numbers", "compiled kernels"])
+def test_one_answer_of_other_bits_is_found_whatever_the_metric(wrong, tmp_path, monkeypatch):
+    import low_bit_nets
+    from twofour import quantization
+    from twofour.compiler.low_bits import LinearOfCodes
+    from twofour.errors import TrainingError
+
+    monkeypatch.setenv("TWOFOUR_CACHE", str(tmp_path))
+    task = toy()
+    model = twofour.quantize(task.network(0), "w2", "a2", data=task.calibration()).eval()
+    whole, call = quantization.layer.whole_product, LinearOfCodes.forward
+
+    def bent(found):
+        found.view(-1)[-1] += (len(found) > len(task.example())) * 1e-6 * found.abs().max()
+        return found
+
+    def evaluate(task, model):
+        with torch.no_grad():
+            model(task.x)
+        return 50.0
+
+    if wrong == "whole numbers":
+        monkeypatch.setattr("twofour.quantization.layer.whole_product", lambda *given: bent(whole(*given)))
+    else:
+        monkeypatch.setattr(LinearOfCodes, "forward", lambda *given: bent(call(*given)), raising=False)
+        monkeypatch.setattr("twofour.compiler.low_bits.race", lambda calls, **_: ({n: 1.0 for n in calls}, 0.0))
+    with pytest.raises(TrainingError, match=f"{wrong} answer otherwise"):
+        low_bit_nets._require_whole(task, model, 50.0, evaluate)
+
+
 def test_the_page_of_low_bits_judges_one_and_two_bits(tmp_path, monkeypatch):
     import low_bits_page
     import records

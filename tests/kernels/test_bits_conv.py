@@ -217,7 +217,7 @@ def test_what_no_call_may_be_is_refused(row: BitsConv) -> None:
     with pytest.raises(KernelError, match=r"codes of another convolution(.|\n)*thresholds of 9 outputs"):
         row.run(x, prepared, None, BitsConvProblem(geometry, two, of_others))
     for images in (CodedImages(row.planes, 6, 2, 6, 5), CodedImages(row.planes, 5, 3, 6, 5)):
-        with pytest.raises(KernelError, match=r"codes of another convolution(.|\n)*wanted  5 channels, 2 bits"):
+        with pytest.raises(KernelError, match=r"codes of another convolution(.|\n)*wanted  5 channels of 2 bits"):
             codes = torch.zeros(1, images.image_bytes, dtype=torch.uint8)
             row.run(codes, prepared, None, BitsConvProblem(geometry, two, coded=images))
     if not row.planes:

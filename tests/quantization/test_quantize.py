@@ -142,8 +142,7 @@ def test_one_scale_of_a_weight_stays_one(tmp_path, weights: str, symmetric: bool
         inner = values.clamp(-8, 7).round() - torch.where((values >= -8) & (values <= 7), values, 0)
         torch.testing.assert_close(found, inner.sum().view(1) / (12 * 96 * 7) ** 0.5, rtol=0.02, atol=0.02)
     optimizer.step()
-    whole, scales = held.whole_weight(own)
-    assert len(scales.unique()) == 1
+    assert len(held.whole_weight(own)[1].unique()) == 1
     twofour.save(model.eval(), tmp_path / "m")
     again = twofour.load(tmp_path / "m", copy.deepcopy(model), masked=True).eval()
     assert torch.equal(again(x), model(x)) and quantization.of(again) == quantization.of(model)
@@ -186,13 +185,13 @@ def test_ranges_that_are_found_cut_no_gradient(inputs: str, positive: bool) -> N
     twofour.quantize(layer, "w8", inputs)
     twofour.quantize(conv, "w8", inputs)
     x, images = torch.randn(400, 24), torch.randn(50, 3, 4, 4)
-    for module, given in ((layer, x), (conv, images)):
-        given = (given.abs() if positive else given).requires_grad_()
-        (found,) = torch.autograd.grad(module(given).sum(), given)
+    for module, values in ((layer, x), (conv, images)):
+        values = (values.abs() if positive else values).requires_grad_()
+        (found,) = torch.autograd.grad(module(values).sum(), values)
         held = quantization.held_by(module)
         assert held is not None
         whole, scales = held.whole_weight(module)
-        torch.testing.assert_close(found, (whole[0] * scales.detach()).expand_as(given), rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(found, (whole[0] * scales.detach()).expand_as(values), rtol=1e-5, atol=1e-7)
 
 
 def test_signs_have_the_gradient_of_their_mean() -> None:
@@ -356,6 +355,14 @@ def test_what_cannot_compute_in_low_bits_is_refused_by_name() -> None:
     for wrong in ({"ends": 1}, {"ends": 9}, {"scales": "row"}, {"samples": 0}, {"skip": ["nowhere"]}):
         with pytest.raises(QuantizationError):
             twofour.quantize(mlp(), "w2", "a2", **wrong)  # type: ignore[arg-type]
+
+
+def test_ranges_that_float32_does_not_hold_are_refused_by_name() -> None:
+    model = mlp()
+    model[2].weight.data[0, :2] = torch.tensor([3e38, -3e38])
+    with pytest.raises(QuantizationError, match=r"layer `2`: a step of the layer is no scale: `weight_step`"):
+        twofour.quantize(model, "w4", symmetric=False)
+    assert not quantization.of(model)
 
 
 def test_data_that_say_nothing_are_refused() -> None:

@@ -21,7 +21,10 @@ from twofour.quantization.widths import Widths
 TITLE = "low bits"
 
 WEIGHT_STEP, INPUT_STEP, INPUT_ZERO = "weight_step", "input_step", "input_zero"
-"""What a layer's steps are called: parameters (out,), or (1,) of a whole weight, and (), and the whole number that stands for zero, a buffer ()."""
+"""What a layer's steps are called: parameters (out,) and (), and the whole number that stands for zero, a buffer ().
+
+The first is (1,) where a weight has one scale, and (out, groups) where groups of inputs have theirs.
+"""
 
 WEIGHT_SCALE = "weight_scale"
 """A buffer (out,): scales of a file, which stand in the place of the mean magnitude of weights without a step."""
@@ -107,7 +110,7 @@ class LowBits:
     def weight(self, module: nn.Module) -> tuple[Tensor, Tensor]:
         """Return the weight in whole numbers less their zero points, float32 of its shape, and scales, with gradients.
 
-        Scales are (out,), also where all outputs have the same one, or (out, groups) where groups of inputs have theirs.
+        Scales are (out,), also where all outputs have one, or (out, groups) where groups of inputs have theirs.
 
         Learned steps: w / s, cut and rounded (Esser et al. 2020, "Learned Step Size Quantization", arXiv 1902.08153,
         equations 1 to 3), the gradient of s scaled by 1 / sqrt(n q), n weights a step, q the largest level. One bipolar

@@ -160,7 +160,7 @@ def _sum(module: Layer, held: LowBits, levels: Tensor, weight: Tensor, count: in
 def _adds_products(module: Layer, x: Tensor) -> bool:
     """Tell whether torch makes float32 sums of products alone, which are exact where float32 holds them.
 
-    Without oneDNN its convolutions may be NNPACK's, and on a GPU cuDNN's, whose fast algorithms (Winograd, FFT) are not.
+    Without oneDNN its convolutions may be NNPACK's, on a GPU cuDNN's, whose fast algorithms (Winograd, FFT) are not.
     """
     if not isinstance(module, nn.Conv2d) or by_operators():
         return True

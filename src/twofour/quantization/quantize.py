@@ -25,7 +25,7 @@ from twofour.layers import (
 from twofour.packing import encodings
 from twofour.packing.encodings import WIDEST, Bits
 from twofour.patterns.base import is_finite
-from twofour.quantization.carried import INPUT_STEP, INPUT_ZERO, WEIGHT_STEP, WEIGHT_ZERO, LowBits, of
+from twofour.quantization.carried import INPUT_STEP, INPUT_ZERO, WEIGHT_STEP, WEIGHT_ZERO, LowBits, of, require_steps
 from twofour.quantization.layer import give_low_bits, take_low_bits
 from twofour.quantization.observe import Seen, observe
 from twofour.quantization.steps import input_step, weight_steps, width_of
@@ -96,8 +96,6 @@ def quantize(
         integer_from(1, "`group` cannot be used", QuantizationError, "group=64, or leave it out", group=group)
     chosen = _chosen(model, weights, activations, parse_globs(skip, kind=QuantizationError), ends)
     runs = {name: _run(model, name, widths, group, bool(symmetric), scales) for name, widths in chosen.items()}
-    for name, widths in chosen.items():
-        _require_fit(model, name, widths, *runs[name])
     seen: dict[str, Seen] = {}
     if data is not None:
         reading = [name for name, widths in chosen.items() if widths.inputs is not None]
@@ -108,9 +106,13 @@ def quantize(
                 "learned; give data that reach them",
                 ", ".join(unseen),
             )
-    for name, widths in chosen.items():
-        held = LowBits(widths, _is_static(widths, seen.get(name)), *runs[name], scales == "tensor", name=name)
-        _put(model.get_submodule(name), held, seen.get(name))
+    layers = {
+        name: LowBits(widths, _is_static(widths, seen.get(name)), *runs[name], scales == "tensor", name=name)
+        for name, widths in chosen.items()
+    }
+    steps = {name: _steps(model.get_submodule(name), held, seen.get(name)) for name, held in layers.items()}
+    for name, held in layers.items():
+        give_low_bits(model.get_submodule(name), held, steps[name])
     return model
 
 
@@ -259,7 +261,7 @@ def _run(
     """Return the inputs that share a scale of a layer, 0 for all, and whether its weight has zero points.
 
     Raises:
-        QuantizationError: Groups do not divide the layer, or its levels have no zero points.
+        QuantizationError: Groups do not divide the layer, its levels have no zero points, or it does not fit them.
     """
     module = model.get_submodule(name)
     size = group or 0 if isinstance(module, nn.Linear) else 0
@@ -273,6 +275,7 @@ def _run(
             remedy="leave the layer out (skip=[...]), or the group" if wrong else "leave `symmetric` out",
             layer=name or None,
         )
+    _require_fit(model, name, widths, size, shifted)
     return size, shifted
 
 
@@ -280,8 +283,12 @@ def _is_static(widths: Widths, seen: Seen | None) -> bool:
     return seen is not None and widths.inputs is not None and seen.high > seen.low
 
 
-def _put(module: nn.Module, held: LowBits, seen: Seen | None) -> None:
-    """Give a layer its steps and its class."""
+def _steps(module: nn.Module, held: LowBits, seen: Seen | None) -> dict[str, Tensor]:
+    """Return the first steps of a layer.
+
+    Raises:
+        QuantizationError: One is infinite: float32 does not hold the range of a weight with zero points.
+    """
     weight, widths, steps = module.weight, held.widths, dict[str, Tensor]()
     assert isinstance(weight, Tensor)
     size = (len(weight), -1) if held.group else (-1,)
@@ -297,7 +304,8 @@ def _put(module: nn.Module, held: LowBits, seen: Seen | None) -> None:
         step, zero = input_step(seen.sample, seen.low, seen.high, widths.inputs)
         found = zip((INPUT_STEP, INPUT_ZERO), (step, float(zero)), strict=True)
         steps |= {name: torch.tensor(value, dtype=torch.float32, device=weight.device) for name, value in found}
-    give_low_bits(module, held, {name: step.to(weight.device) for name, step in steps.items()})
+    require_steps(held, steps, held.name)
+    return {name: step.to(weight.device) for name, step in steps.items()}
 
 
 def _nothing(model: nn.Module, reasons: Sequence[str]) -> QuantizationError:

@@ -125,8 +125,8 @@ class BitWeight:
             raise KernelError(
                 "a weight of codes does not fit its levels",
                 got=f"codes {tuple(codes.shape)} of {codes.dtype}, scales {tuple(scales.shape)} of {scales.dtype}",
-                wanted=f"uint8 (out, in) on the CPU, codes from 0 to {self.levels.largest_code}, a float32 scale for each row, "
-                "or for each of equal groups of inputs",
+                wanted=f"uint8 (out, in) on the CPU, codes from 0 to {self.levels.largest_code}, a float32 scale for "
+                "each row, or for each of equal groups of inputs",
             )
 
     @property

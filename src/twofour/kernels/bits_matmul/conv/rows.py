@@ -128,14 +128,7 @@ class BitsConv(Row):
         """
         geometry, quantization, answer, coded = problem.geometry, problem.quantization, problem.answer, problem.coded
         assert other is None and (answer is None or bias is None)
-        if answer is not None and len(answer.flips) != geometry.out_channels:
-            got = f"thresholds of {len(answer.flips)} outputs"
-            raise self._unfit(got, f"those of {geometry.out_channels}")
-        stands = self.planes, geometry.in_channels, quantization.bits
-        if coded is not None and (coded.planes, coded.channels, coded.bits) != stands:
-            got = f"codes of {coded.channels} channels, {coded.bits} bits, in {'planes' if coded.planes else 'bytes'}"
-            form = "planes" if self.planes else "bytes"
-            raise self._unfit(got, f"{geometry.in_channels} channels, {quantization.bits} bits, in {form}")
+        self._require_own(problem)
         if coded is None:
             size, x = require_image(x, geometry, None), channels_last(x)
             image = x.shape[2], x.shape[3]
@@ -165,9 +158,21 @@ class BitsConv(Row):
             )
         return y
 
-
-    def _unfit(self, got: str, wanted: str) -> KernelError:
-        return KernelError(f"{self.name} was given codes of another convolution", got=got, wanted=wanted)
+    def _require_own(self, problem: BitsConvProblem) -> None:
+        """Refuse thresholds and codes of another convolution, which whole panels and words may hide."""
+        geometry, bits, answer, coded = problem.geometry, problem.quantization.bits, problem.answer, problem.coded
+        got = ""
+        if answer is not None and len(answer.flips) != geometry.out_channels:
+            got = f"thresholds of {len(answer.flips)} outputs"
+        elif coded is not None:
+            stands = coded.planes, coded.channels, coded.bits
+            got = "" if stands == (self.planes, geometry.in_channels, bits) else str(coded)
+        if got:
+            raise KernelError(
+                f"{self.name} was given codes of another convolution",
+                got=got,
+                wanted=f"{geometry.in_channels} channels of {bits} bits, thresholds of {geometry.out_channels} outputs",
+            )
 
 
 def bits_conv_rows() -> list[BitsConv]:
