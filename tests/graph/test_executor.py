@@ -20,7 +20,7 @@ from torch import Tensor
 import twofour
 from twofour import native
 from twofour.graph import Calls, Executor
-from twofour.graph.executor import KEPT
+from twofour.graph.executor.kept import KEPT, MOST_COUNTED, Recordings
 from twofour.graph.executor.memory import ALIGNMENT, Lifetime, offsets
 from twofour.kernels.attention import attention
 from twofour.kernels.fused_block import Expression, fused_block
@@ -224,13 +224,27 @@ def test_a_size_that_depends_on_values_falls_back(caplog: pytest.LogCaptureFixtu
 def test_sizes_that_never_come_again_push_out_no_recording() -> None:
     executor, x = Executor(Straight(simple, a=SCALE)), torch.randn(2, WIDTH)  # type: ignore[arg-type]
     agree(executor, x)
-    for rows in range(3, 200):
+    for rows in range(3, 36 + KEPT):
         executor(torch.randn(rows, WIDTH))
-    assert executor.met([x]) is not None and len(executor._replays) == 1
-    for rows in range(3, 100):
+    assert executor.met([x]) is not None and len(executor._recordings) == 1
+    for rows in range(3, 36 + KEPT):
         executor.prepare([torch.randn(rows, WIDTH)])
-    assert executor.met([x]) is None and len(executor._replays) == KEPT
+    assert executor.met([x]) is None and len(executor._recordings) == KEPT
     assert all(len(arena._values) <= KEPT for arena in executor._arenas)
+
+
+def test_more_kinds_of_calls_than_are_kept_are_not_recorded_again_and_again() -> None:
+    recordings, recorded, rounds = Recordings(), 0, 40
+    for _ in range(rounds):
+        for key in range(KEPT + 36):  # in turns: what is dropped as the oldest would come next
+            if recordings.used(key) is None and recordings.is_due(key):
+                recorded += 1
+                recordings.put(key, Calls())
+    assert len(recordings) == KEPT and recorded < KEPT + 36 * (2 + 2 * rounds / MOST_COUNTED)
+    for _ in range(MOST_COUNTED + 2):  # a new kind that comes often gets a place, and keeps it
+        if recordings.used("new") is None and recordings.is_due("new"):
+            recordings.put("new", Calls())
+    assert recordings.get("new") is not None
 
 
 @torch.inference_mode()
@@ -243,7 +257,7 @@ def test_two_threads_and_one_have_recordings_of_their_own() -> None:
     try:
         for count in (1, 2, 1):
             torch.set_num_threads(count)
-            assert (executor.met([x]) is None) == (len(executor._replays) < count)
+            assert (executor.met([x]) is None) == (len(executor._recordings) < count)
             agree(executor, x)
     finally:
         torch.set_num_threads(before)
@@ -416,7 +430,7 @@ def test_weights_that_recordings_alone_keep_are_bounded(monkeypatch: pytest.Monk
     for size in range(1, 9):
         for _ in range(3):
             assert torch.equal(executor(torch.ones(size, 1000))[0], torch.full((size, 1000), 2.0))
-    assert 1 <= sum(not isinstance(one, Calls) for one in executor._replays.values()) <= 4
+    assert 1 <= len(executor._recordings.replays()) <= 4
 
 
 def test_a_program_that_its_own_callable_reaches_is_collected() -> None:

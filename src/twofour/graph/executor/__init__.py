@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from twofour.graph.executor.kept import Recordings
 from twofour.graph.executor.recorder import FoldedError, Recorder, RefusedError, tensors_in
 from twofour.graph.executor.replay import Arena, Calls, Replay
 from twofour.graph.program import Program
@@ -24,15 +25,8 @@ __all__ = ["Calls", "Executor"]
 
 logger = logging.getLogger("twofour.graph")
 
-KEPT = 64
-"""Sets of sizes whose recordings are kept; the one that was made first goes first."""
-
-REMEMBERED = 1024
-"""Sets of sizes that were met once, as those of a text that grows: they push out no recording."""
-
-
 MOST_WEIGHTS = 64 << 20
-"""Bytes of weights that recordings may keep beside the program's own; the oldest recordings go beyond that."""
+"""Bytes of weights that recordings may keep beside the program's own; the recordings used least go beyond that."""
 
 
 class Executor:
@@ -50,21 +44,18 @@ class Executor:
         self._clear()
 
     def _clear(self) -> None:
-        self._replays: dict[Any, Replay | Calls] = {}  # Calls: why there is none
-        self._met: dict[Any, None] = {}
+        self._recordings = Recordings()
         self._arenas: list[Arena] = []
         self._said: set[str] = set()
 
     def __call__(self, *leaves: Any) -> tuple[Any, ...]:
         """Return the output leaves for input leaves."""
         key = _key(leaves)
-        replay = self._replays.get(key)
+        replay = self._recordings.used(key)
         if isinstance(replay, Replay):
             return self._run(key, replay, leaves)
-        if replay is None and key in self._met:
+        if replay is None and self._recordings.is_due(key):
             return self._record(key, leaves)
-        if replay is None:
-            _bounded(self._met, key, None, REMEMBERED)
         return self.python(*leaves)
 
     def prepare(self, leaves: Sequence[Any]) -> Calls:
@@ -72,7 +63,7 @@ class Executor:
         key = _key(leaves)
         self.python(*leaves)  # what kernels and blocks look up once for a size is not to be recorded
         want = self._record(key, leaves)
-        if isinstance(replay := self._replays[key], Replay):
+        if isinstance(replay := self._recordings.get(key), Replay):
             found = self._run(key, replay, leaves)
             if not all(_same(a, b) for a, b in zip(found, want, strict=True)):
                 self._refuse(key, "the replay differs from the Python program, please report it")
@@ -80,7 +71,7 @@ class Executor:
 
     def met(self, leaves: Sequence[Any]) -> Calls | None:
         """Return what a run on inputs that lie as these does; None where it was not recorded yet."""
-        found = self._replays.get(_key(leaves))
+        found = self._recordings.get(_key(leaves))
         return found.calls if isinstance(found, Replay) else found
 
     def _run(self, key: Any, replay: Replay, leaves: Sequence[Any]) -> tuple[Any, ...]:
@@ -142,12 +133,12 @@ class Executor:
             logger.info("a graph runs as a Python program: %s", reason)
 
     def _keep(self, key: Any, replay: Replay | Calls) -> None:
-        dropped = _bounded(self._replays, key, replay, KEPT)
+        dropped = self._recordings.put(key, replay)
         held = {id(tensor) for tensor in tensors_in(self.python.names)}
-        while sum(self._weights_of_its_own(held).values()) > MOST_WEIGHTS and len(self._replays) > 1:
-            dropped = _bounded(self._replays, key, replay, len(self._replays) - 1)
+        while sum(self._weights_of_its_own(held).values()) > MOST_WEIGHTS and len(self._recordings) > 1:
+            dropped = self._recordings.put(key, replay, len(self._recordings) - 1)
         if dropped:
-            kept = [one for one in list(self._replays.values()) if isinstance(one, Replay)]
+            kept = self._recordings.replays()
             most = max((one.arena_bytes for one in kept), default=0)
             self._arenas = [arena for arena in list(self._arenas) if arena.nbytes <= most]
             for arena in list(self._arenas):
@@ -155,7 +146,7 @@ class Executor:
 
     def _weights_of_its_own(self, held: set[int]) -> dict[int, int]:
         """Return the bytes of what recordings keep and the program does not: oneDNN's weights for other sizes."""
-        values = [value for one in list(self._replays.values()) if isinstance(one, Replay) for value in one.values]
+        values = [value for one in self._recordings.replays() for value in one.values]
         tensors = [value for value in values if isinstance(value, Tensor) and id(value) not in held]
         return {id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}
 
@@ -165,16 +156,6 @@ class Executor:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.python = state["python"]
         self._clear()
-
-
-def _bounded(entries: dict[Any, Any], key: Any, value: Any, most: int) -> bool:
-    """Set an entry and drop the oldest ones over `most`; tells whether one was dropped. Several threads may call it."""
-    entries.pop(key, None)
-    entries[key] = value
-    old = list(entries)[:-most]
-    for one in old:
-        entries.pop(one, None)
-    return bool(old)
 
 
 def _same(a: Any, b: Any) -> bool:
