@@ -2,7 +2,9 @@
 
 import copy
 import logging
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,35 @@ def test_generate_runs_on_graphs_and_gives_the_same_tokens(models: tuple[Any, An
     assert any(note.startswith("decoding (1 x 9 tokens in the cache): a step 1000.000 ms") for note in fast.plan.notes)
     assert torch.equal(generated(fast, IDS), generated(masked, IDS))
     assert calls == ["_begun", *["_stepped"] * 11]
+
+
+def test_the_plan_says_what_the_graphs_keep_besides_the_model(models: tuple[Any, Any]) -> None:
+    _, fast = models
+    held = fast.__dict__.pop("forward")
+    if held.inner is not None:
+        object.__setattr__(fast, "forward", held.inner)
+    try:
+        added = decoding.bytes_beside(fast, held)
+    finally:
+        object.__setattr__(fast, "forward", held)
+    said = next(note for note in fast.plan.notes if note.startswith("decoding"))
+    assert (f"its graphs keep {added / 1e6:.2f} MB of weights besides" in said) is bool(added), said
+    assert decoding.bytes_beside(fast, held) == 0
+
+
+def test_a_layer_that_went_back_to_dense_leaves_decoding_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    masked = twofour.prune(gpt2(), "2:4")
+
+    def one_dense(fast: Any, plan: Any, *_: object) -> Any:
+        name = "transformer.h.0.mlp.c_fc"
+        fast.get_submodule("transformer.h.0.mlp").c_fc = copy.deepcopy(masked.get_submodule(name))
+        fast.__dict__.pop("forward", None)
+        return replace(plan, kept_dense=(name,))
+
+    monkeypatch.setattr(sys.modules["twofour.compiler.compile"], "never_slower", one_dense)
+    fast: Any = twofour.compile(masked, {"input_ids": IDS}, tokens=TOKENS)
+    assert fast.plan.kept_dense and isinstance(fast.__dict__["forward"], Decoding)
+    assert torch.equal(generated(fast, IDS), generated(masked, IDS))
 
 
 def test_other_batches_and_lengths_are_served(models: tuple[Any, Any], calls: list[str]) -> None:

@@ -184,8 +184,7 @@ def _as_a_whole(
     if ours and not _empty(reference):
         plan = never_slower(fast, plan, layers, model, example.run)
     plan = _verified(fast, plan, layers, example, reference, model)
-    decoding = graph and not plan.kept_dense and not terms.native
-    return with_decoding(fast, plan, example, terms) if decoding else plan
+    return with_decoding(fast, plan, example, terms) if graph and not terms.native else plan
 
 
 def with_plan(fast: nn.Module, plan: Plan, computing: Computing) -> nn.Module:

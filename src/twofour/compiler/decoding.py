@@ -33,6 +33,7 @@ from twofour.compiler.whole_model import WholeModel, layers_alone, own_signature
 from twofour.errors import KernelError, cut
 from twofour.graph import JOIN_QKV, Executor, Program
 from twofour.graph.base import FailedRuleError
+from twofour.graph.executor.recorder import tensors_in
 from twofour.measure.chooser import race
 from twofour.measure.distance import distance
 
@@ -88,6 +89,8 @@ def with_decoding(fast: nn.Module, plan: Plan, example: Example, terms: Terms) -
     except Exception as error:  # a rewrite that fails on a model never seen must not cost the layers
         decoding, said = None, f"decoding runs layer by layer: {_told(error)}"
         logger.debug("the graph of a step failed", exc_info=error)
+    if decoding is not None and (added := bytes_beside(fast, decoding)):
+        said += f"; its graphs keep {added / 1e6:.2f} MB of weights besides those above"
     logger.log(logging.INFO if decoding is not None else logging.WARNING, "%s", said)
     if decoding is not None:
         decoding.inner = fast.__dict__.get("forward")
@@ -158,6 +161,19 @@ def _chosen(fast: nn.Module, plan: Plan, ids: Tensor, terms: Terms) -> tuple[Dec
     if times["step"]["graph"] > TIE * times["step"]["layers"]:
         return None, f"{said}; the layers are faster"
     return decoding, said
+
+
+def bytes_beside(fast: nn.Module, decoding: Decoding) -> int:
+    """Return the bytes of weights that the graphs of decoding hold, and the model without them does not."""
+    known = {_memory(tensor) for tensor in tensors_in(fast)}
+    programs = [one.program.python.names for one in (decoding.step, decoding.prompt) if one is not None]
+    held = {_memory(tensor): tensor for tensor in tensors_in(programs)}
+    return sum(one.numel() * one.element_size() for memory, one in held.items() if memory not in known)
+
+
+def _memory(tensor: Tensor) -> int:
+    """Return what tensors of one memory share; one in a layout of its library has no address."""
+    return id(tensor) if tensor.layout is not torch.strided else -tensor.untyped_storage().data_ptr()
 
 
 def _larger(tensor: Tensor, most: int) -> Tensor:
