@@ -143,7 +143,7 @@ def _report(large: nn.Module, small: nn.Module, example: Any, found: Choice, fur
     before, multiplied, stored = ((count(large), count(small)) for count in counts)
     widths = tuple(_width(group, found.curves[group.name], found.widths[group.name]) for group in found.groups)
     known: dict[str, Any] = {"milliseconds": found.milliseconds, "timing": found.timing, "layers": found.layers}
-    known |= {"unused": found.unused, "config": structure.configure(small), **further}
+    known |= {"unused": found.unused, "config": structure.configure(small, example), **further}
     return Report(widths, found.uncut, before, multiplied, stored, **known)
 
 

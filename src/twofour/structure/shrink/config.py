@@ -10,7 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from twofour import calls
 from twofour.capture.call import is_hugging_face
+from twofour.measure.distance import largest_difference
+from twofour.structure.shrink.agreement import CLOSE
 from twofour.structure.shrink.cut import Cut
 from twofour.structure.shrink.sizes import is_known
 from twofour.structure.shrink.surgery import cuts_of
@@ -21,7 +24,7 @@ UNSAID = ("n_inner",)
 Said = dict[str, tuple[int, ...] | int | float]
 
 
-def configure(model: nn.Module) -> str:
+def configure(model: nn.Module, example: Any = None) -> str:
     """Let the configuration of a model that was cut say its sizes, where it can.
 
     A configuration has one number for all layers, so layers of different widths cannot be said, nor heads whose width
@@ -31,6 +34,7 @@ def configure(model: nn.Module) -> str:
 
     Args:
         model: A small model of transformers; its `config` is changed in place, or stays as it is.
+        example: Input of one forward pass, on which the model has to compute the same with the changed configuration.
 
     Returns:
         "" where `from_pretrained` builds the model from its configuration, else why not.
@@ -47,8 +51,20 @@ def configure(model: nn.Module) -> str:
             name = wrong[0]
             return f"the configuration of {type(model).__name__} cannot say the size of `{name}`, or not for one layer"
         wrong, said = fewer, best
+    before, given = dict(config.__dict__), None if example is None else calls.Example.of(example)
+    wanted_outputs = [] if given is None else _answers(model, given)
     config.__dict__.update(said.__dict__)
+    if given is not None and largest_difference(_answers(model, given), wanted_outputs) > CLOSE:
+        config.__dict__.update(before)
+        return f"{type(model).__name__} computes something else with the configuration that says its sizes"
     return ""
+
+
+@torch.no_grad()
+def _answers(model: nn.Module, example: calls.Example) -> list[Tensor]:
+    with calls.evaluating(model), calls.without_cache(model):
+        found = calls.output_leaves(example.run(model))
+    return [leaf.clone() for leaf in found if isinstance(leaf, Tensor)]
 
 
 class _Wanted:
@@ -110,7 +126,7 @@ def _nearest(wanted: _Wanted, config: Any, model: nn.Module) -> tuple[list[str],
     now = wanted.numbers(wanted.wrong(config))
     changes = _changes(config, plans)
     singles = [{name: value} for name, value in sorted(changes)]
-    fewer = (option for plan in plans for option in _with_fewer_layers(config, plan, model))
+    fewer = _with_fewer_layers(config, plans, model)
     tried = [(wanted.wrong(option), option) for option in (*_changed(config, singles), *fewer)]
     best = min(tried, key=lambda pair: len(pair[0]), default=([*wanted.said, ""], config))
     if wanted.numbers(best[0]) <= now:
@@ -145,20 +161,14 @@ def _changed(config: Any, changes: Sequence[dict[str, int]]) -> Iterator[Any]:
         yield option
 
 
-def _with_fewer_layers(config: Any, plan: Cut, model: nn.Module) -> Iterator[Any]:
-    """Yield configurations that say fewer layers, with what they list for each layer shortened."""
-    gone: dict[str, set[int]] = {}
-    for name in plan.layers:
+def _with_fewer_layers(config: Any, plans: Sequence[Cut], model: nn.Module) -> Iterator[Any]:
+    """Yield configurations that say the layers which all plans left, where `cut` could not tell which number it is."""
+    modules, gone = dict(model.named_modules()), dict[str, int]()
+    for name in (name for plan in plans for name in plan.layers):
         parent, _, key = name.rpartition(".")
-        if key.isdigit():
-            gone.setdefault(parent, set()).add(int(key))
-    for parent, indices in gone.items():
-        before = len(model.get_submodule(parent)._modules) + len(indices)
+        gone[parent] = gone.get(parent, 0) + key.isdigit()
+    for parent, count in gone.items():
+        now = len(modules[parent]._modules) if parent in modules else 0
         for name, value in config.to_dict().items():
-            if type(value) is int and value == before:
-                option = copy.deepcopy(config)
-                for other, listed in config.to_dict().items():
-                    if isinstance(listed, list) and len(listed) == before:
-                        setattr(option, other, [one for i, one in enumerate(listed) if i not in indices])
-                setattr(option, name, before - len(indices))
-                yield option
+            if now and type(value) is int and value == now + count:
+                yield from _changed(config, [{name: now}])
