@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from twofour import calibration
 from twofour.calibration import Statistics
@@ -87,9 +87,26 @@ def columns_of(group: Cuttable, weight: PrunableWeight) -> Tensor | None:
     if len(here) % group.size:
         return None
     lines = here[index[here].argsort(stable=True)].view(group.size, -1)
-    steps = torch.arange(0, weight.parameter[0].numel() if weight.axis.axis else 0, len(index), device="cpu")
-    steps = steps if len(steps) else torch.zeros(1, dtype=torch.long, device="cpu")
-    return (lines.unsqueeze(1) + steps.view(1, -1, 1)).flatten(1)
+    columns = positions(weight).argsort(stable=True).view(len(index), -1)  # (positions, taps)
+    return columns[lines].transpose(1, 2).flatten(1)
+
+
+def positions(weight: PrunableWeight) -> Tensor:
+    """Return (columns,) which position of a weight's reduction axis each column of its matrix is.
+
+    The matrix is `calibration.matrix`'s, of a weight without groups: taps one after the other, all positions in each.
+    """
+    width = calibration.matrix(weight, weight.parameter.detach()).shape[-1]
+    return torch.arange(width, device="cpu") % weight.parameter.shape[weight.axis.axis]
+
+
+def bias_of(weight: PrunableWeight) -> nn.Parameter | None:
+    """Return the bias that is added to the products of a weight: of a recurrent layer's inputs or states its own.
+
+    A GRU multiplies `bias_hh` by its gate together with the products of the states, and adds `bias_ih` to those of the
+    inputs (torch.nn.GRU), so that each takes up the mean of what its weight reads.
+    """
+    return weight.module._parameters.get(weight.attribute.replace("weight", "bias"))
 
 
 def covariance(weight: PrunableWeight, statistics: Statistics) -> tuple[Tensor, Tensor]:
@@ -100,7 +117,7 @@ def covariance(weight: PrunableWeight, statistics: Statistics) -> tuple[Tensor, 
     assert statistics.hessian is not None and statistics.sums is not None
     moments = statistics.hessian[0].to("cpu", torch.float64) / statistics.rows
     mean = statistics.sums[0].cpu() / statistics.rows
-    if getattr(weight.module, "bias", None) is not None:
+    if bias_of(weight) is not None:
         moments = moments - torch.outer(mean, mean)
     damping = DAMPING * moments.diagonal().mean().clamp_min(1e-12)
     return moments + damping * torch.eye(len(mean), dtype=torch.float64, device="cpu"), mean

@@ -20,7 +20,7 @@ from twofour.files import replacing
 from twofour.journal import Journal
 from twofour.layers import PrunableWeight
 from twofour.progress import Progress
-from twofour.shrinking.curves import covariance
+from twofour.shrinking.curves import bias_of, covariance, positions
 from twofour.structure.shrink import Cut
 
 _log = logging.getLogger("twofour.shrinking")
@@ -34,8 +34,7 @@ def gone_columns(weight: PrunableWeight, plan: Cut) -> Tensor | None:
         return None
     gone = torch.ones(weight.parameter.shape[axis], dtype=torch.bool, device="cpu")
     gone[list(kept)] = False
-    width = calibration.matrix(weight, weight.parameter).shape[-1]
-    return gone.repeat(width // len(gone))
+    return gone[positions(weight)]
 
 
 def reconstruct(
@@ -84,8 +83,8 @@ def reconstruct(
 
 def _tensors(weight: PrunableWeight) -> dict[str, Tensor]:
     """Return what is solved of a weight's layer, by the names that it has in the model."""
-    bias: Tensor | None = getattr(weight.module, "bias", None)
-    return {weight.name: weight.parameter.detach()} | ({} if bias is None else {f"{weight.layer}.bias": bias.detach()})
+    bias, name = bias_of(weight), f"{weight.layer}.{weight.attribute.replace('weight', 'bias')}"
+    return {weight.name: weight.parameter.detach()} | ({} if bias is None else {name: bias.detach()})
 
 
 def _keep(weight: PrunableWeight, journal: Journal) -> None:
@@ -123,7 +122,7 @@ def _solve(weight: PrunableWeight, statistics: Statistics, gone: Tensor) -> None
     new[:, ~gone] = values[:, ~gone] + change
     parameter = weight.parameter
     parameter.copy_(calibration.from_matrix(weight, new.unsqueeze(0)).to(parameter))
-    bias: Tensor | None = getattr(weight.module, "bias", None)
+    bias = bias_of(weight)
     if bias is not None:
         bias += (lost @ mean[gone] - change @ mean[~gone]).to(bias)
 
