@@ -89,6 +89,54 @@ def test_codes_give_the_whole_product_for_every_pair_of_widths_and_system(row: B
             assert torch.equal(row.run(x, prepared, None, problem).long(), want), (levels, problem)
 
 
+LEVELS_OF_INPUTS = {
+    "unsigned": lambda u, bits: u - (1 << bits) // 3,  # less the zero point that is asked for
+    "twos": lambda u, bits: u - (1 << (bits - 1)),
+    "bipolar": lambda u, bits: 2 * u - ((1 << bits) - 1),
+}
+"""What codes stand for, by the table of the README."""
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("system", LEVELS)
+def test_codes_stand_for_the_levels_of_their_system(system: str, bits: int) -> None:
+    """The products above take factor and zero point from `Quantization`: these are the numbers themselves."""
+    codes = torch.arange(1 << bits)
+    for problem, _, _ in inputs(5, 71):
+        if (problem.quantization.bits, problem.quantization.levels) == (bits, system):
+            quantization = problem.quantization
+            found = codes * quantization.factor - quantization.zero
+            assert torch.equal(found, LEVELS_OF_INPUTS[system](codes, bits))
+    weight = BitWeight(codes.to(torch.uint8)[None], SYSTEMS[system](bits), torch.ones(1))
+    shift = (1 << bits) // 3 if system == "unsigned" else 0
+    assert torch.equal(weight.values()[0].long(), LEVELS_OF_INPUTS[system](codes, bits) + shift)
+
+
+@each_row(PLAIN)
+def test_many_panels_of_outputs(row: BitsMatmul) -> None:
+    """More than one panel of tables, and more than a thread's scratch holds at first: 256 outputs, 16 panels."""
+    for out, levels, bits in ((600, twos(2), 8), (4200, bipolar(1), 2)):
+        weight, quantization = weight_of(levels, out, 71), Quantization(bits=bits)
+        bias, x, prepared = torch.randn(out, generator=generator(1)), real(5, 71), row.prepare(weight)
+        want = bits_matmul_reference(x, weight, bias, quantization)
+        for count in (1, 3):
+            with threads(count):
+                y = row.run(x, prepared, bias, Problem(out, quantization=quantization))
+            assert torch.equal(y, want), (levels, count)
+
+
+@each_row(bits_rows())
+def test_tokens_of_several_passes(row: BitsMatmul) -> None:
+    """A pass takes 4 MB of tokens, and a token of 8 bits 256 bytes at least."""
+    weight, quantization, x = weight_of(twos(2), 9, 64), Quantization(bits=8), real(17_000, 64)
+    if row.layout == GROUPS:
+        weight = BitWeight(weight.codes, weight.levels, torch.rand(9, 2) + 0.1)
+    for count in (1, 3):
+        with threads(count):
+            y = row.run(x, row.prepare(weight), None, Problem(9, quantization=quantization))
+        assert torch.equal(y, bits_matmul_reference(x, weight, None, quantization))
+
+
 @each_row(PLAIN)
 @pytest.mark.parametrize("columns", [63, 260, 1027])
 def test_real_inputs_are_rounded_as_the_reference_does(row: BitsMatmul, columns: int) -> None:

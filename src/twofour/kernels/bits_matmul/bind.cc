@@ -30,6 +30,8 @@ void bind_bits_matmul(nb::module_& m) {
   nb::dict panels;  // outputs of a panel of each layout
   for (const BitsLayout& layout : kBitsLayouts) panels[layout.name] = layout.panel;
   m.attr("bits_panels") = panels;
+  // of groups of inputs: their multiple, the most inputs of one, the most where one scale serves all inputs
+  m.attr("bits_groups") = nb::make_tuple(kLeastGroup, kLargestGroup, kMostInGroup);
   // Of a layout for (rows, columns) codes of `bits` bits: outputs of a panel, where scales, sums and weights begin, and the
   // layout ends, in bytes behind the header.
   m.def("bits_places", [](const std::string& name, int64_t rows, int64_t columns, int64_t bits, int64_t group,

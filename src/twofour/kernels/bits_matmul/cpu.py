@@ -11,15 +11,7 @@ from torch import Tensor
 from twofour import native
 from twofour.kernels.base import FLOATS, Prepared
 from twofour.kernels.bits_matmul.codes import BitWeight, Levels
-from twofour.kernels.bits_matmul.layout import (
-    GROUPS,
-    LARGEST_GROUP,
-    LARGEST_SUM,
-    LEAST_GROUP,
-    MOST_IN_GROUP,
-    from_layout,
-    to_layout,
-)
+from twofour.kernels.bits_matmul.layout import GROUPS, LARGEST_SUM, from_layout, group_limits, to_layout
 from twofour.kernels.native_product import NativeProduct, foreign, second_operand
 from twofour.kernels.operands import together
 from twofour.kernels.problem import MaybeTensor, Problem
@@ -61,11 +53,12 @@ class BitsMatmul(NativeProduct):
         if shifted and levels.bits == 8:
             return "takes zero points of at most 7 bits, the weight has 8"
         largest = levels.alpha * levels.most if shifted else levels.largest
-        most = min(LARGEST_GROUP, LARGEST_SUM // largest // LEAST_GROUP * LEAST_GROUP)
-        if group % LEAST_GROUP or group > most:
-            return f"takes groups of {LEAST_GROUP}, 64, ... to {most} inputs, the weight has groups of {group}"
+        unit, most, most_of_all = group_limits()
+        most = min(most, LARGEST_SUM // largest // unit * unit)
+        if group % unit or group > most:
+            return f"takes groups of {unit}, {2 * unit}, ... to {most} inputs, the weight has groups of {group}"
         longest = levels.longest(quantization, shifted=shifted)
-        longest = min(longest, MOST_IN_GROUP) if grouped else longest
+        longest = min(longest, most_of_all) if grouped else longest
         if (group or columns) > longest:
             return f"has sums of {group or columns} inputs, which may exceed int32; at most {longest}"
         return None

@@ -19,9 +19,14 @@ from twofour.shapes import UInt8
 _HEAD = struct.Struct("<6i40x")  # BitsHead: bits, alpha, beta of what is stored; those of the weight's own codes
 
 
-def _panel(layout: str) -> int:
+def panel_of(layout: str) -> int:
     """Return the outputs of a panel of a layout: kBitsLayouts of bits.h."""
     return native.extension().bits_panels[layout]
+
+
+def group_limits() -> tuple[int, int, int]:
+    """Return what a group of inputs is a multiple of, the most inputs of one, and of one scale for all (bits.h)."""
+    return native.extension().bits_groups
 
 
 class Layout(Protocol):
@@ -54,12 +59,12 @@ class Bytes:
         _, alpha, beta = self.stored(levels)
         values = (codes.short() * levels.alpha + levels.beta - beta) // alpha
         padded = _padded(values.to(torch.int8).view(torch.uint8), 4)
-        return padded.view(-1, _panel("bits_bytes"), padded.shape[1] // 4, 4).transpose(1, 2).flatten()
+        return padded.view(-1, panel_of("bits_bytes"), padded.shape[1] // 4, 4).transpose(1, 2).flatten()
 
     def to_codes(self, data: Tensor, out: int, columns: int, levels: Levels) -> Tensor:
         """See `Layout.to_codes`."""
         _, alpha, beta = self.stored(levels)
-        fours = data.view(-1, -(-columns // 4), _panel("bits_bytes"), 4).transpose(1, 2)
+        fours = data.view(-1, -(-columns // 4), panel_of("bits_bytes"), 4).transpose(1, 2)
         values = fours.reshape(out, -1)[:, :columns].view(torch.int8)
         return ((values.short() * alpha + beta - levels.beta) // levels.alpha).to(torch.uint8)
 
@@ -76,7 +81,7 @@ class PackedCodes:
         bits = self.stored(levels)[0]
         per = 8 // bits
         padded = _padded(codes, 4 * per)
-        fours = padded.view(-1, _panel("bits_packed"), padded.shape[1] // (4 * per), per, 4)
+        fours = padded.view(-1, panel_of("bits_packed"), padded.shape[1] // (4 * per), per, 4)
         packed = sum(fours[..., i, :] << (i * bits) for i in range(per))
         assert isinstance(packed, Tensor)
         return packed.transpose(1, 2).flatten()
@@ -85,7 +90,7 @@ class PackedCodes:
         """See `Layout.to_codes`."""
         bits = self.stored(levels)[0]
         per = 8 // bits
-        packed = data.view(-1, -(-columns // (4 * per)), _panel("bits_packed"), 4).transpose(1, 2)
+        packed = data.view(-1, -(-columns // (4 * per)), panel_of("bits_packed"), 4).transpose(1, 2)
         fours = torch.stack([packed >> (i * bits) & ((1 << bits) - 1) for i in range(per)], -2)
         return fours.reshape(out, -1)[:, :columns].contiguous()
 
@@ -101,13 +106,13 @@ class Planes:
         """See `Layout.to_bytes`."""
         padded = _padded(codes, 64).numpy()
         planes = [np.packbits(padded >> p & 1, axis=1, bitorder="little").view(np.uint64) for p in range(levels.bits)]
-        outputs = np.stack(planes, 1).reshape(-1, _panel("bits_planes"), levels.bits, padded.shape[1] // 64)
+        outputs = np.stack(planes, 1).reshape(-1, panel_of("bits_planes"), levels.bits, padded.shape[1] // 64)
         words = outputs.transpose(0, 2, 3, 1)
         return torch.as_tensor(np.ascontiguousarray(words).view(np.uint8).reshape(-1), dtype=torch.uint8, device="cpu")
 
     def to_codes(self, data: Tensor, out: int, columns: int, levels: Levels) -> Tensor:
         """See `Layout.to_codes`."""
-        words = data.numpy().view(np.uint64).reshape(-1, levels.bits, -(-columns // 64), _panel("bits_planes"))
+        words = data.numpy().view(np.uint64).reshape(-1, levels.bits, -(-columns // 64), panel_of("bits_planes"))
         planes = np.ascontiguousarray(words.transpose(0, 3, 1, 2)).view(np.uint8).reshape(out, levels.bits, -1)
         ones = np.unpackbits(planes, axis=2, bitorder="little")[:, :, :columns]
         codes = (ones << np.arange(levels.bits, dtype=np.uint8)[:, None]).sum(1, dtype=np.uint8)
@@ -140,14 +145,8 @@ class Tables:
 GROUPS = "bits_groups"
 """Codes as `PackedCodes` has them, [panel][group]: scales, sums of values, with zero points levels of code 0, codes."""
 
-LEAST_GROUP, LARGEST_GROUP = 32, 2048
-"""A group is a multiple of the first; the second is the most that a kernel takes."""
-
 LARGEST_SUM = (1 << 15) - 1
 """Of the values of a group, which have 16 bits."""
-
-MOST_IN_GROUP = 1 << 16
-"""Inputs of one scale: kernels hold their sums of 255 times 128 in int32."""
 
 LAYOUTS: dict[str, Layout] = {
     "bits_bytes": Bytes(),
@@ -211,8 +210,8 @@ def from_layout(buffer: Tensor) -> BitWeight:
 def _groups(weight: BitWeight, codes: Tensor, padded: int) -> Tensor:
     """Return panels of groups, flat, from the codes of whole panels (bits.h, GroupShape)."""
     group, values = weight.group or weight.shape[1], weight.values()
-    groups, panels = weight.shape[1] // group, padded // _panel(GROUPS)
-    size = (panels, _panel(GROUPS), -1)
+    groups, panels = weight.shape[1] // group, padded // panel_of(GROUPS)
+    size = (panels, panel_of(GROUPS), -1)
 
     def of_groups(numbers: Tensor) -> Tensor:
         whole = torch.nn.functional.pad(numbers.reshape(len(values), groups), (0, 0, 0, padded - len(values)))
@@ -250,7 +249,7 @@ def _narrow(numbers: Tensor, dtype: torch.dtype, what: str, remedy: str) -> Tens
 def _of_groups(data: Tensor, levels: Levels, shape: tuple[int, int], runs: tuple[int, bool]) -> BitWeight:
     """Return the weight that `_groups` was given."""
     (out, columns), (group, shifted) = shape, runs
-    panel = _panel(GROUPS)
+    panel = panel_of(GROUPS)
     panels, groups = -(-out // panel), columns // (group or columns)
     parts, at = data.view(panels, groups, -1), panel * (4 + (2 if group else 4))
 

@@ -1,7 +1,6 @@
 """y = conv(x, W) + bias with x and W of 1 to 8 bits: reference, native kernels, and answers in codes."""
 
 from twofour.kernels.bits_matmul.conv.codes import (
-    CODES_HEAD,
     MOST_BITS,
     CodedImages,
     Requantised,
@@ -12,7 +11,6 @@ from twofour.kernels.bits_matmul.conv.reference import bits_conv_reference, whol
 from twofour.kernels.bits_matmul.conv.rows import BitsConv, BitsConvProblem, bits_conv_rows
 
 __all__ = [
-    "CODES_HEAD",
     "MOST_BITS",
     "BitsConv",
     "BitsConvProblem",

@@ -60,6 +60,7 @@ Requantised requantised(const Border& border, const Operand& numbers, const std:
 
 void bind_bits_conv(nb::module_& m) {
   bind_table(m, kBitsConvKernels);
+  m.attr("bits_codes_head") = kCodesHead;
   // x: float32 (images, channels, height, width), channels densest, or codes as this row reads them, uint8 (images, bytes);
   // y the same for `to`. Returns false, without touching y, when `weight` was made for another layout or shape. `high`,
   // `wide`: taps, stride, padding, dilation; `image`, `size`: height and width of x and of the convolution's own answer.

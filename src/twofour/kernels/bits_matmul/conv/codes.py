@@ -10,12 +10,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from twofour import native
 from twofour.errors import KernelError
 from twofour.shapes import Int32, UInt8
 
-CODES_HEAD = 64
-"""Bytes before an image's codes; the first says whether pixels were computed from NaN, and a byte for each behind the
-codes which: what reads them is NaN."""
+
+def codes_head() -> int:
+    """Return the bytes before an image's codes.
+
+    The first says whether pixels were computed from NaN, and a byte for each behind the codes which: what reads them is
+    NaN.
+    """
+    return native.extension().bits_codes_head
+
 
 MOST_BITS = 4
 """Bits of a code that is found by comparing with thresholds: 15 of them."""
@@ -47,7 +54,7 @@ class CodedImages:
     @property
     def image_bytes(self) -> int:
         """Bytes of an image with its head, and the marks of its pixels."""
-        return CODES_HEAD + self.height * self.width * (self.pixel_bytes + 1)
+        return codes_head() + self.height * self.width * (self.pixel_bytes + 1)
 
     def pack(self, codes: UInt8[Tensor, "images channels height width"]) -> Tensor:
         """Return codes as they stand: uint8 (images, image_bytes); none was computed from NaN."""
@@ -58,11 +65,11 @@ class CodedImages:
             stood = torch.as_tensor(np.stack(planes, -2), dtype=torch.uint8, device="cpu")
         else:
             stood = functional.pad(pixels, (0, -self.channels % 4))
-        return functional.pad(stood.flatten(1), (CODES_HEAD, self.height * self.width))
+        return functional.pad(stood.flatten(1), (codes_head(), self.height * self.width))
 
     def unpack(self, data: UInt8[Tensor, "images bytes"]) -> Tensor:
         """Return the inverse of `pack`: uint8 (images, channels, height, width)."""
-        pixels = data[:, CODES_HEAD : self.image_bytes - self.height * self.width].reshape(
+        pixels = data[:, codes_head() : self.image_bytes - self.height * self.width].reshape(
             len(data), self.height, self.width, -1
         )
         if self.planes:

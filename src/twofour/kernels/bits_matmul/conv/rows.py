@@ -13,7 +13,7 @@ from twofour.errors import KernelError
 from twofour.kernels.base import Prepared, Row
 from twofour.kernels.bits_matmul.codes import BitWeight, Levels
 from twofour.kernels.bits_matmul.conv.codes import CodedImages, Requantised
-from twofour.kernels.bits_matmul.layout import from_layout, to_layout
+from twofour.kernels.bits_matmul.layout import from_layout, panel_of, to_layout
 from twofour.kernels.conv import Geometry, Images, channels_last, require_image, too_many_taps
 from twofour.kernels.problem import MaybeTensor
 from twofour.kernels.quantization import Quantization
@@ -61,7 +61,7 @@ class BitsConv(Row):
     @property
     def panel(self) -> int:
         """Outputs of a panel."""
-        return 32 if self.planes else 64
+        return panel_of(self.layout)
 
     def refuses(self, geometry: Geometry, levels: Levels, quantization: Quantization, images: Images) -> str | None:
         """Return why this row cannot run such a convolution of such images, or None when it can."""
