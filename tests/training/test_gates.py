@@ -238,6 +238,27 @@ def test_finetune_trains_with_gates_and_a_schedule() -> None:
     assert gates.cut(model, IMAGES)(IMAGES).isfinite().all()
 
 
+def test_gates_are_pulled_by_the_parameters_that_go_with_a_channel() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    scheme = gates.attach(model, ROWS, steps=10, strength=0.5)
+    prices = 6 + 1 + 16, 8 + 1 + 4  # a row with its bias, and a column
+    assert [one.weight for one in scheme._gated] == pytest.approx([price / 18 for price in prices])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(10):
+        optimizer.zero_grad()
+        (0 * model(ROWS)).sum().backward()
+        optimizer.step()
+        scheme.step()
+    for one, price in zip(scheme._gated, prices, strict=True):
+        torch.testing.assert_close(one.held[0][0].detach(), torch.full((one.size,), 1 - 0.5 * price / 18))
+    state = scheme.state_dict()
+    alike = gates.attach(scheme.remove(), ROWS, steps=10, strength=0.5, priced=False)
+    assert [one.weight for one in alike._gated] == [1.0, 1.0]
+    with pytest.raises(TrainingError, match="other gates"):
+        alike.load_state_dict(state)
+
+
 def test_a_block_that_was_trained_on_is_not_cut() -> None:
     model = mlp()
     scheme = gates.attach(model, ROWS, steps=1)

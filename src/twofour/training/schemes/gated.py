@@ -6,6 +6,7 @@ import copy
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -210,6 +211,18 @@ def _learned(
 def _target(model: nn.Module, name: str) -> Target:
     module, _, attribute = name.rpartition(".")
     return model.get_submodule(module), attribute
+
+
+def weigh(gated: Sequence[Gated], found: Channels) -> None:
+    """Weigh the gates of each group by the parameters that go with one of its channels, 1 on average."""
+    prices = dict[str, float]()
+    for one in gated:
+        places = [place for place in found.by_name[one.name].group.places if place.name in found.shapes]
+        lines = (prod(found.shapes[p.name]) / len(p.index) * int((p.index >= 0).sum()) for p in places)
+        prices[one.name] = sum(lines) / one.size
+    mean = sum(prices.values()) / max(len(prices), 1)
+    for one in gated:
+        one.weight = prices[one.name] / mean
 
 
 def block_gates(model: nn.Module, found: Channels, example: Any) -> list[Gated]:

@@ -30,7 +30,7 @@ from twofour.structure.shrink import Cut
 from twofour.structure.shrink.absorb import left_open
 from twofour.structure.shrink.widths import widths_of
 from twofour.training.schemes.base import Scheme, require_free
-from twofour.training.schemes.gated import Gated, block_gates, channel_gates, handing_on
+from twofour.training.schemes.gated import Gated, block_gates, channel_gates, handing_on, weigh
 from twofour.training.schemes.slots import Slot
 
 DELTA = 1e-3
@@ -52,6 +52,7 @@ def attach(
     strength: float = 2.0,
     delta: float = DELTA,
     blocks: bool = True,
+    priced: bool = True,
     multiple: int | None = None,
 ) -> Gates:
     """Put gates on a dense model; build the optimiser afterwards, and call `step()` after each of its steps.
@@ -68,6 +69,8 @@ def attach(
             the mean gate of its layer at the beginning. The pull follows the learning rate, so a cosine halves it.
         delta: Share of the sum of squared gates of a layer that may go in the end.
         blocks: Whether residual blocks have gates too.
+        priced: Whether gates are pulled in proportion to the parameters that go with a channel, 1 on average over the
+            groups (Gordon et al. 2018, MorphNet, arXiv 1711.06798, section 3.2); else all alike.
         multiple: As in `twofour.shrink`: widths are rounded up to multiples of it.
 
     Example:
@@ -94,7 +97,10 @@ def attach(
         )
     found = shrink.channels(model, example)
     inner = [group for group in found.groups if group.exact and not group.group.stream]
-    gated = channel_gates(model, inner, example) + (block_gates(model, found, example) if blocks else [])
+    gated = channel_gates(model, inner, example)
+    if priced:
+        weigh(gated, found)
+    gated += block_gates(model, found, example) if blocks else []
     if not gated:
         raise TrainingError(
             "nothing can have gates",
@@ -369,7 +375,7 @@ class Gates(Scheme):
 
     def _plan(self) -> dict[str, Any]:
         numbers = {"steps": self.end, "strength": self.strength, "delta": self.delta, "multiple": self.multiple}
-        return {**numbers, "layers": list(self.layers)}
+        return {**numbers, "layers": list(self.layers), "weights": [one.weight for one in self._gated]}
 
 
 def _after_step(gates: Gates | None, optimizer: Optimizer) -> None:
