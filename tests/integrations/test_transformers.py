@@ -49,7 +49,10 @@ def calls(folder):
 @torch.inference_mode()
 def alike(one, other, inputs, tolerance=1e-5):
     for given in inputs:
-        torch.testing.assert_close(one(**given)[0], other(**given)[0], rtol=tolerance, atol=tolerance)
+        found, wanted, mask = one(**given)[0], other(**given)[0], given.get("attention_mask")
+        if mask is not None and found.shape[:2] == mask.shape:  # a graph answers zeros at padding
+            found, wanted = found[mask == 1], wanted[mask == 1]
+        torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
         assert type(one(**given)) is type(other(**given))
 
 
