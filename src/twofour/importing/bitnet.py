@@ -4,7 +4,9 @@ Of each Linear NAME (out, in) it stores `NAME.weight` uint8 (out / 4, in), whose
 out / 4, r + 2 out / 4 and r + 3 out / 4, two bits each from bit 0 on, code = value + 1, and `NAME.weight_scale` of one
 value. The layer rounds each token to 8 bits, s = max |x| / 127, and multiplies whole numbers (Ma et al. 2024, "The Era
 of 1-bit LLMs", arXiv 2402.17764, section 2; transformers' `integrations.bitnet`). Its `BitLinear` divides by
-`weight_scale` and its `AutoBitLinear` multiplies by it: config.json says which of them wrote the file.
+`weight_scale` and its `AutoBitLinear` multiplies by it: config.json says which of them wrote the file. It takes max |x|
+for 1e-5 at least, the layers here for 127 times the smallest normal float32: tokens of smaller numbers, which it rounds
+to fewer levels, differ.
 """
 
 from __future__ import annotations
