@@ -270,7 +270,7 @@ def test_one_answer_of_other_bits_is_found_whatever_the_metric(wrong, tmp_path, 
     monkeypatch.setenv("TWOFOUR_CACHE", str(tmp_path))
     task = toy()
     model = twofour.quantize(task.network(0), "w2", "a2", data=task.calibration()).eval()
-    whole, call = quantization.layer.whole_product, LinearOfCodes.forward
+    whole, call = quantization.layer.integer_product, LinearOfCodes.forward
 
     def bent(found):
         found.view(-1)[-1] += (len(found) > len(task.example())) * 1e-6 * found.abs().max()
@@ -282,7 +282,7 @@ def test_one_answer_of_other_bits_is_found_whatever_the_metric(wrong, tmp_path, 
         return 50.0
 
     if wrong == "whole numbers":
-        monkeypatch.setattr("twofour.quantization.layer.whole_product", lambda *given: bent(whole(*given)))
+        monkeypatch.setattr("twofour.quantization.layer.integer_product", lambda *given: bent(whole(*given)))
     else:
         monkeypatch.setattr(LinearOfCodes, "forward", lambda *given: bent(call(*given)), raising=False)
         monkeypatch.setattr("twofour.compiler.low_bits.race", lambda calls, **_: ({n: 1.0 for n in calls}, 0.0))

@@ -124,9 +124,9 @@ def test_a_graph_makes_its_sums_in_whole_numbers_where_these_are_asked_for(monke
     fast: Any = twofour.compile(model, x, tokens=(6,), graph=True)
     assert fast.plan.account.engine == "graph"
     made: list[nn.Module] = []
-    own = quantization.reference.whole_product
+    own = quantization.reference.integer_product
     monkeypatch.setattr(
-        "twofour.quantization.layer.whole_product", lambda module, *given: made.append(module) or own(module, *given)
+        "twofour.quantization.layer.integer_product", lambda module, *given: made.append(module) or own(module, *given)
     )
     plain = fast(x)
     assert not made

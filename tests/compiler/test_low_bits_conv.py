@@ -167,9 +167,9 @@ def test_a_chain_makes_its_sums_in_whole_numbers_where_these_are_asked_for(graph
     assert fast.plan.account.engine == "graph"
     want, plain = whole(model, x), fast(x)
     made: list[nn.Module] = []
-    own = quantization.reference.whole_product
+    own = quantization.reference.integer_product
     monkeypatch.setattr(
-        "twofour.quantization.layer.whole_product", lambda module, *given: made.append(module) or own(module, *given)
+        "twofour.quantization.layer.integer_product", lambda module, *given: made.append(module) or own(module, *given)
     )
     found = whole(fast, x)
     assert made == [fast.get_submodule(name) for name in quantization.of(fast)] and torch.equal(found, want)

@@ -16,7 +16,7 @@ from twofour.errors import QuantizationError
 from twofour.layers import CARRIED, put_over, take_off
 from twofour.native.surroundings import by_operators
 from twofour.quantization.carried import BUFFERS, STEPS, LowBits, over
-from twofour.quantization.reference import whole_product
+from twofour.quantization.reference import integer_product
 from twofour.quantization.stamps import has_changed, stamp_of
 from twofour.quantization.straight_through import valued
 
@@ -151,7 +151,7 @@ def _largest(held: LowBits, count: int) -> int:
 def _sum(module: Layer, held: LowBits, levels: Tensor, weight: Tensor, count: int) -> Tensor:
     """Return the sums, exact outside training: in float32 where that holds them, else in float64."""
     if held.whole:
-        return whole_product(module, levels, weight)
+        return integer_product(module, levels, weight)
     if module.training or (_largest(held, count) < EXACT and _adds_products(module, levels)):
         return _product(module, levels, weight)
     return _product(module, levels.double(), weight.double()).float()

@@ -53,7 +53,7 @@ def at_work(model: nn.Module) -> bool:
     return bool(_open) and any(layer.whole for layer in of(model).values())
 
 
-def whole_product(module: nn.Module, x: Tensor, weight: Tensor) -> Tensor:
+def integer_product(module: nn.Module, x: Tensor, weight: Tensor) -> Tensor:
     """Return the sums of whole numbers in int64, as float32; what reads a NaN, a token or a window, is NaN.
 
     Args:
@@ -63,15 +63,15 @@ def whole_product(module: nn.Module, x: Tensor, weight: Tensor) -> Tensor:
     """
     lost, numbers, whole = x.isnan(), x.nan_to_num(0).long(), weight.long()
     if isinstance(module, nn.Conv2d):
-        found = whole_convolution(module, numbers, whole)
-        lost = whole_convolution(module, lost.long(), torch.ones_like(whole)) > 0
+        found = integer_convolution(module, numbers, whole)
+        lost = integer_convolution(module, lost.long(), torch.ones_like(whole)) > 0
     else:
         lost = lost.any(-1, keepdim=True)
         found = (numbers.reshape(-1, x.shape[-1]) @ whole.t()).view(*x.shape[:-1], len(weight))
     return found.float().masked_fill(lost, torch.nan)
 
 
-def whole_convolution(module: nn.Conv2d, x: Tensor, weight: Tensor) -> Tensor:
+def integer_convolution(module: nn.Conv2d, x: Tensor, weight: Tensor) -> Tensor:
     """Return a convolution of int64 images, a product of matrices for each tap of the kernel; padded with zeros."""
     images = x if x.ndim == 4 else x[None]
     padded = functional.pad(images, module._reversed_padding_repeated_twice)
