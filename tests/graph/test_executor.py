@@ -7,6 +7,7 @@ import gc
 import itertools
 import pickle
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -218,6 +219,19 @@ def test_a_size_that_depends_on_values_falls_back(caplog: pytest.LogCaptureFixtu
     with caplog.at_level("INFO", "twofour.graph"):
         assert executor(x)[0].shape == (2 * WIDTH, 2)
     assert "another size" in caplog.text
+
+
+def test_quantized_tensors_between_functions_of_torch_are_replayed() -> None:
+    def run(x: Tensor) -> tuple[Tensor, ...]:
+        whole = torch.quantize_per_tensor(norm(x, None, None, 1e-5), 0.05, 128, torch.quint8)
+        return (norm(whole.dequantize(), SCALE, SHIFT, 1e-5),)
+
+    executor, x = Executor(Straight(run, a=SCALE, b=SHIFT)), torch.randn(3, WIDTH)  # type: ignore[arg-type]
+    with warnings.catch_warnings():  # torch says once that they are deprecated
+        warnings.simplefilter("ignore")
+        calls = executor.prepare([x])
+    assert not calls.reason and calls.native == 2 and calls.torch == 2
+    agree(executor, torch.randn(3, WIDTH))
 
 
 @torch.inference_mode()

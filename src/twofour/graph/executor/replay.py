@@ -18,6 +18,9 @@ from twofour.graph.executor.recorder import Event, FoldedError, Place, Recorder,
 TYPES = (torch.float32, torch.bfloat16, torch.uint8, torch.int8, torch.bool, torch.int64)
 """As native/type.h numbers them; what is not here is one more."""
 
+QUANTIZED = (torch.quint8, torch.qint8, torch.qint32)
+"""dtypes that torch's functions hand each other, as oneDNN's int8 products read; nothing native reads their memory."""
+
 Fields = tuple[int, int, list[int], list[int]]
 
 
@@ -178,7 +181,7 @@ class _Writer:
 
     def executor(self) -> Any:
         """Return the native program."""
-        buffers = [(value, _fields(place)) for value, place in self.buffers.items()]
+        buffers = [(value, _fields(p)) for value, p in self.buffers.items() if p.dtype not in QUANTIZED]
         if self.arena_bytes:
             buffers.append((0, (TYPES.index(torch.uint8), 1, [self.arena_bytes], [1])))
         calls = [(*line, dropped) for line, dropped in zip(self.lines, self._dropped(), strict=True)]
