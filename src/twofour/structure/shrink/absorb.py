@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from twofour import calls
 from twofour.errors import ShrinkError
@@ -60,11 +61,17 @@ def absorbed(model: nn.Module, plan: Cut, example: Any) -> tuple[nn.Module, tupl
         which that holds away from the borders alone, because they pad with zeros, which a bias cannot.
 
     Raises:
-        ShrinkError: The plan is not one of the model, or the model does not run on the example.
+        ShrinkError: The plan is not one of the model, the model does not run on the example, or what reads a constant
+            that goes has no bias that could take it up: a transposed or grouped convolution, a recurrent layer, a tied
+            weight.
     """
     require_fit(model, plan)
-    weights = [w for w in walk(model, eligibility="any", tied="*", empty=True).weights if w.kind in KINDS]
-    seen = inputs_seen(model, [w for w in weights if (w.name, w.axis.axis) in plan.kept], example)
+    readers = _readers(model, plan)
+    seen = inputs_seen(model, [weight for weight in readers if _shows_input(weight)], example)
+    for weight in readers:
+        if weight.name in seen and not absorbs(weight):
+            _require_nothing_lost(weight, _gone(weight, plan), seen[weight.name])
+    weights = [weight for weight in readers if absorbs(weight)]
     shifts: dict[str, Tensor] = {}
     bordered: list[str] = []
     for weight in weights:
@@ -100,20 +107,52 @@ def left_open(model: nn.Module, plan: Cut, example: Any) -> tuple[str, ...]:
     require_fit(model, plan)
     gone: dict[str, Tensor] = {}
     counting: list[PrunableWeight] = []
-    for weight in walk(model, eligibility="any", tied="*", empty=True).weights:
-        axis, dropped = weight.axis.axis, any(weight.layer.startswith(f"{layer}.") for layer in plan.layers)
-        kept = next((plan.kept[name, axis] for name in weight.names if (name, axis) in plan.kept), None)
-        if kept is None or dropped:
-            continue
-        columns = torch.ones(weight.parameter.shape[axis], dtype=torch.bool, device=weight.parameter.device)
-        columns[list(kept)] = False
-        columns &= weight.parameter.detach().movedim(axis, 0).flatten(1).ne(0).any(1)
+    for weight in _readers(model, plan):
+        columns = _gone(weight, plan)
         if bool(columns.any()):
             gone[weight.name] = columns
             counting.append(weight)
     seen = inputs_seen(model, [weight for weight in counting if absorbs(weight)], example) if counting else {}
     closed = {name for name, one in seen.items() if bool((one.constant | ~gone[name]).all())}
     return tuple(name for name in gone if name not in closed)
+
+
+def _readers(model: nn.Module, plan: Cut) -> list[PrunableWeight]:
+    """Return the weights that a plan takes columns from, those of layers that go left out."""
+    kept = plan.kept
+    return [
+        weight
+        for weight in walk(model, eligibility="any", tied="*", empty=True).weights
+        if any((name, weight.axis.axis) in kept for name in weight.names)
+        and not any(weight.layer == layer or weight.layer.startswith(f"{layer}.") for layer in plan.layers)
+    ]
+
+
+def _gone(weight: PrunableWeight, plan: Cut) -> Tensor:
+    """Return (positions of the reduction axis,) booleans: which columns go that are not zero."""
+    axis, kept = weight.axis.axis, plan.kept
+    columns = torch.ones(weight.parameter.shape[axis], dtype=torch.bool, device=weight.parameter.device)
+    columns[list(next(kept[name, axis] for name in weight.names if (name, axis) in kept))] = False
+    return columns & weight.parameter.detach().movedim(axis, 0).flatten(1).ne(0).any(1)
+
+
+def _shows_input(weight: PrunableWeight) -> bool:
+    """Whether a weight multiplies the first argument of its layer, and that alone."""
+    return [feed.argument for feed in weight.feeds] == [0]
+
+
+def _require_nothing_lost(weight: PrunableWeight, gone: Tensor, seen: Seen) -> None:
+    """Refuse to lose constants that go on in a layer which has no bias that could take them up."""
+    lost = gone.repeat(len(seen.low) // len(gone)) & seen.constant & (seen.low != 0)  # of a grouped convolution
+    if bool(lost.any()):
+        raise ShrinkError(
+            "a constant that goes cannot be taken up by a bias",
+            got=f"{int(lost.sum())} channels that are one number all over, in a layer of the kind {weight.kind}"
+            + (f", whose weight is `{weight.aliases[0]}` too" if weight.aliases else ""),
+            wanted="a Linear or a convolution without groups, whose weight is its own",
+            remedy="keep these channels; or cut(model, plan), which loses the constants, and train afterwards",
+            layer=weight.layer,
+        )
 
 
 def absorbs(weight: PrunableWeight) -> bool:
@@ -131,7 +170,9 @@ def inputs_seen(model: nn.Module, weights: Sequence[PrunableWeight], example: An
 
     def see(weight: PrunableWeight, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x = calls.first_input(args, kwargs)
-        rows = x.movedim(1 if weight.kind.startswith("conv") else -1, 0).flatten(1)
+        x = x.data if isinstance(x, PackedSequence) else x
+        axis = 1 - weight.parameter.ndim if weight.kind.startswith("conv") else -1  # there may be no batch
+        rows = x.movedim(axis, 0).flatten(1)
         one = Seen(rows.amin(1), rows.amax(1), rows.shape[1])
         found[weight.name] = found[weight.name].joined(one) if weight.name in found else one
 
