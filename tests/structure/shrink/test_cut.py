@@ -85,6 +85,13 @@ def test_malformed_plans_are_refused(change: dict[str, Any], message: str) -> No
         (lambda: AxisCut(8, (0, 8), PLACES), "positions"),
         (lambda: AxisCut(8, (), PLACES), "positions"),
         (lambda: AxisCut(8, (False, True), PLACES), "positions"),
+        (lambda: AxisCut(8, ("a", 1), PLACES), "positions"),  # type: ignore[arg-type]
+        (lambda: AxisCut(8, None, PLACES), "positions"),  # type: ignore[arg-type]
+        (lambda: AxisCut(8, (0,), 3), "the places"),  # type: ignore[arg-type]
+        (lambda: Cut(layers=None), "None as `layers`"),  # type: ignore[arg-type]
+        (lambda: Cut(axes=(3,)), r"\(3,\) as `axes`"),  # type: ignore[arg-type]
+        (lambda: Cut(attributes=PLACES), "as `attributes`"),  # type: ignore[arg-type]
+        (lambda: Cut(biases="c"), "'c' as `biases`"),  # type: ignore[arg-type]
         (lambda: AxisCut(0, (0,), PLACES), "an axis of 0"),
         (lambda: AxisCut(8, (0,), ()), "the places"),
         (lambda: AxisCut(8, (0,), (("a", -1),)), "the places"),
@@ -294,3 +301,35 @@ def test_a_model_under_a_training_scheme_is_refused() -> None:
             refused()
     scheme.remove()
     assert twofour.shrink(model, x, 0.8)[0].out_features < 32  # type: ignore[index]
+
+
+class Several(nn.Module):
+    """Layers of which a file could ask what they cannot have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 4, bias=False), nn.Linear(8, 4, bias=False)
+        self.b.weight = self.a.weight
+        self.rows, self.conv = nn.Embedding(10, 4), nn.Conv2d(2, 2, 3)
+        self.norm, self.flat = nn.BatchNorm1d(8, affine=False), nn.LayerNorm((3, 8), bias=False)
+
+
+@pytest.mark.parametrize(
+    ("plan", "name", "message"),
+    [
+        (Cut(biases=("norm",)), "norm", "no layer that could have one"),
+        (Cut(biases=("flat",)), "flat", "no layer that could have one"),
+        (Cut((AxisCut(8, (0, 1), (("a.weight", 1),)), AxisCut(8, (2, 3, 4), (("b.weight", 1),)))), "b.weight", "names"),
+        (Cut((AxisCut(10, (0, 1), (("rows.weight", 0),)),)), "rows.weight", "rows of an embedding"),
+        (Cut((AxisCut(3, (0, 1), (("conv.weight", 3),)),)), "conv.weight", "taps of a convolution"),
+    ],
+)
+def test_what_a_layer_cannot_have_is_refused_by_its_name(plan: Cut, name: str, message: str) -> None:
+    model = Several()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(ShrinkError, match=message) as caught:
+        shrink.cut(model, plan, inplace=True)
+    assert caught.value.layer == name
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    alike = Cut((AxisCut(8, (0, 1), (("a.weight", 1), ("b.weight", 1))),))
+    assert shrink.cut(model, alike).get_parameter("b.weight").shape == (4, 2)

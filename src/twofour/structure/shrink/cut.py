@@ -40,11 +40,11 @@ class AxisCut:
     def __post_init__(self) -> None:
         """Refuse what no file could hold."""
         _require_size(self.size)
-        ascending = all(low < high for low, high in itertools.pairwise(self.kept))
-        whole = {type(number) for number in self.kept} == {int}
-        if not (whole and ascending and self.kept[0] >= 0 and self.kept[-1] < self.size):
+        whole = _are(self.kept, int) and len(self.kept) > 0 and bool not in map(type, self.kept)
+        ascending = whole and all(low < high for low, high in itertools.pairwise(self.kept))
+        if not (ascending and self.kept[0] >= 0 and self.kept[-1] < self.size):
             raise _malformed(f"the positions {cut(repr(self.kept), 60)} of an axis of {self.size}")
-        if not self.places or not all(map(_is_place, self.places)):
+        if not _are(self.places, object) or not self.places or not all(map(_is_place, self.places)):
             raise _malformed(f"the places {cut(repr(self.places), 80)}")
 
 
@@ -100,6 +100,10 @@ class Cut:
 
     def __post_init__(self) -> None:
         """Refuse what no file could hold."""
+        kinds = (("axes", AxisCut), ("attributes", AttributeCut), ("layers", object), ("biases", object))
+        for where, kind in kinds:
+            if not _are(given := getattr(self, where), kind):
+                raise _malformed(f"{cut(repr(given), 60)} as `{where}`")
         for where, names in (("layers", self.layers), ("biases", self.biases)):
             for name in names:
                 if not isinstance(name, str) or not name:
@@ -239,6 +243,11 @@ def _axis(found: object, most: int) -> AxisCut:
     if not isinstance(places, list) or not all(map(_is_place, places)):
         raise _malformed(f"the places {cut(repr(places), 80)}")
     return AxisCut(size, numbers(kept, size, most), tuple((name, axis) for name, axis in places))
+
+
+def _are(given: object, kind: type) -> bool:
+    """Whether something is a tuple, or a list, of one kind."""
+    return isinstance(given, tuple | list) and all(isinstance(one, kind) for one in given)
 
 
 def _require_size(size: object) -> None:

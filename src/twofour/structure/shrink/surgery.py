@@ -14,7 +14,7 @@ from twofour.errors import cut as cut_text
 from twofour.layers import compiled_parts, describe_attached, is_distributed, is_masked, require_unwrapped
 from twofour.structure.shrink.cut import Cut, runs
 from twofour.structure.shrink.layers import drop, require_layers
-from twofour.structure.shrink.sizes import refresh, same_axes
+from twofour.structure.shrink.sizes import Convolution, Transposed, refresh, same_axes
 
 _MARK = "_twofour_cuts"
 
@@ -197,6 +197,7 @@ def require_fit(model: nn.Module, plan: object) -> None:
                 found = f"axis {dim} of {tuple(tensor.shape)} in the model, {axis.size} in the plan"
                 raise _misfit(found, name)
             _require_free(model, name, tensor)
+            _require_channels(model, name, dim)
     _require_whole_layers(model, plan, tensors)
     for attribute in plan.attributes:
         module = _module(model, attribute.module)
@@ -205,14 +206,18 @@ def require_fit(model: nn.Module, plan: object) -> None:
             got = f"`{attribute.name}` = {value!r} in the model, {attribute.before} in the plan"
             raise _misfit(got, attribute.module)
     for name in plan.biases:
-        if getattr(_module(model, name), "bias", 0) is not None:
+        module = _module(model, name)
+        if not isinstance(module, (nn.Linear, *Convolution, *Transposed)) or module.bias is not None:
             raise _misfit("a bias, or no layer that could have one", name)
     require_layers(model, plan.layers)
 
 
 def _require_whole_layers(model: nn.Module, plan: Cut, tensors: Mapping[str, Tensor]) -> None:
     """Refuse a plan that leaves a layer whose tensors do not fit each other, such as a bias that stays whole."""
-    kept: dict[tuple[int, int], tuple[int, ...]] = {(id(tensors[n]), dim): held for (n, dim), held in plan.kept.items()}
+    kept: dict[tuple[int, int], tuple[int, ...]] = {}
+    for (name, dim), held in plan.kept.items():
+        if kept.setdefault((id(tensors[name]), dim), held) != held:
+            raise _misfit("other positions that stay than under another of the names that the tensor has", name)
     for layer, module in model.named_modules() if kept else ():
         held = {**module._parameters, **module._buffers}
         axes = {name: dim for name, dim in same_axes(module).items() if held.get(name) is not None}
@@ -245,6 +250,16 @@ def _require_free(model: nn.Module, name: str, tensor: Tensor) -> None:
             remedy="shrink before pruning and before fully_shard, or twofour.masks.detach(model) first",
             layer=name,
         )
+
+
+def _require_channels(model: nn.Module, name: str, dim: int) -> None:
+    """Refuse to cut what is no channel of a known layer: its sizes would not follow."""
+    layer, _, attribute = name.rpartition(".")
+    module = model.get_submodule(layer)
+    if attribute == "weight" and isinstance(module, nn.Embedding) and dim == 0:
+        raise _misfit("rows of an embedding, which have a number each", name)
+    if attribute == "weight" and isinstance(module, (*Convolution, *Transposed)) and dim > 1:
+        raise _misfit("taps of a convolution", name)
 
 
 def _misfit(got: str, name: str) -> ShrinkError:
