@@ -11,6 +11,7 @@ import twofour
 from twofour import calibration, shrinking
 from twofour.layers import walk
 from twofour.shrinking.curves import bias_of, columns_of, positions
+from twofour.shrinking.reconstruct import _normalised
 from twofour.structure import shrink as structure
 
 STEPS = torch.randn(64, 5, 4, generator=torch.Generator().manual_seed(0))
@@ -99,3 +100,41 @@ def test_all_taps_of_a_transposed_convolution_count(tap: tuple[int, int]) -> Non
     kept = report.cut.kept["a.weight", 0]
     assert sum(channel >= 8 for channel in kept) >= min(7, len(kept)), kept
     assert apart(small, model, PLACES) < 0.1
+
+
+class Block(nn.Module):
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = norm, nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.up(self.norm(x)).relu())
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+def test_what_reads_a_cut_stream_is_solved_for_what_the_small_norms_give(norm: Any) -> None:
+    """The channels that go are the loudest: norms over those that stay give other numbers."""
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Linear(16, 32), Block(norm(32)), Block(norm(32)), norm(32), nn.Linear(32, 8)).eval()
+    with torch.no_grad():
+        model[0].weight[:8] *= 8
+        model[0].bias[:8] += 4
+    x = torch.randn(512, 16, generator=torch.Generator().manual_seed(3))
+    options: dict[str, Any] = {"data": [x], "samples": 512, "streams": True, "multiple": 1, "progress": False}
+    small = twofour.shrink(model, x[:2], 0.6, **options)
+    report = shrinking.report_of(small)
+    assert report is not None
+    merely: Any = structure.cut(model, report.cut)
+    assert apart(small, model, x) < 0.95 * apart(merely, model, x)
+    seen: dict[str, Tensor] = {}
+    for name, net in (("large", model), ("small", merely)):
+        net[1].norm.register_forward_hook(lambda _m, _a, output, name=name: seen.update({name: output}))
+    kept = list(report.cut.kept["1.norm.weight", 0])
+    assert len(kept) < 32
+    before = model(x)
+    assert not torch.allclose(seen["large"][:, kept], (merely(x), seen["small"])[1], atol=1e-2)
+    with _normalised(model, report.cut):
+        model[1].norm.register_forward_hook(lambda _m, _a, output: seen.update({"large": output}))
+        model(x)
+    torch.testing.assert_close(seen["large"][:, kept], seen["small"], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model(x), before)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from twofour import calibration, calls
 from twofour.calibration import Batch, Statistics
@@ -21,7 +23,8 @@ from twofour.journal import Journal
 from twofour.layers import PrunableWeight
 from twofour.progress import Progress
 from twofour.shrinking.curves import bias_of, covariance, positions
-from twofour.structure.shrink import Cut
+from twofour.structure import shrink as structure
+from twofour.structure.shrink import AxisCut, Cut
 
 _log = logging.getLogger("twofour.shrinking")
 
@@ -77,8 +80,53 @@ def reconstruct(
     chosen = [weight for weight in weights if weight.name in found and weight.name not in tied]
     solved |= {weight.name for weight in chosen if _known(weight, journal)}
     left = [weight for weight in chosen if weight.name not in solved]
-    skipped = calibration.calibrate(model, left, batches, "hessian", visit, display=display) if left else {}
+    with _normalised(model, plan):
+        skipped = calibration.calibrate(model, left, batches, "hessian", visit, display=display) if left else {}
     return tuple(weight.name for weight in chosen if weight.name in solved), {**skipped, **tied}
+
+
+@contextmanager
+def _normalised(model: nn.Module, plan: Cut) -> Iterator[None]:
+    """Let normalisations that run along what is cut run over what stays inside, as the small model's will.
+
+    Channels that go keep the values that they had: what they gave is to be made up for. Normalisations are known by the
+    names of their classes, such as LlamaRMSNorm; those that a forward computes without a layer stay as they are.
+    """
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            axes = {kept for (tensor, _), kept in plan.kept.items() if tensor.rpartition(".")[0] == name}
+            held = dict(module.named_parameters())
+            flat = held and all(p.ndim == 1 and (f"{name}.{n}".lstrip("."), 0) in plan.kept for n, p in held.items())
+            norm = "norm" in type(module).__name__.lower() and not isinstance(module, _NormBase)
+            if flat and norm and len(axes) == 1 and not list(module.children()):
+                (kept,) = axes
+                stack.callback(module.register_forward_hook(_over(module, name, plan, kept)).remove)
+        yield
+
+
+def _over(module: nn.Module, name: str, plan: Cut, kept: tuple[int, ...]) -> Callable[..., Tensor | None]:
+    """Return a hook that puts what a narrow copy of a normalisation gives in the places of the channels that stay."""
+    size = next(module.parameters()).shape[0]
+    beside = nn.ModuleDict({"it": copy.deepcopy(module)})
+    narrow = structure.cut(beside, _alone(module, name, plan, size, kept), inplace=True).get_submodule("it")
+    axis = 1 if isinstance(module, nn.GroupNorm) else -1
+
+    def put(_: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor | None:
+        x = args[0] if args else None
+        if not isinstance(x, Tensor) or not isinstance(output, Tensor) or x.shape != output.shape:
+            return None
+        if x.shape[axis] != size:
+            return None
+        places = torch.tensor(kept, device=x.device)
+        return output.index_copy(axis, places, narrow(x.index_select(axis, places)).to(output.dtype))
+
+    return put
+
+
+def _alone(module: nn.Module, name: str, plan: Cut, size: int, kept: tuple[int, ...]) -> Cut:
+    """Return the part of a plan that is a layer's own."""
+    own = tuple(replace(one, module="it") for one in plan.attributes if one.module == name)
+    return Cut((AxisCut(size, kept, tuple((f"it.{n}", 0) for n, _ in module.named_parameters())),), own)
 
 
 def _tensors(weight: PrunableWeight) -> dict[str, Tensor]:

@@ -40,9 +40,9 @@ class AxisCut:
     def __post_init__(self) -> None:
         """Refuse what no file could hold."""
         _require_size(self.size)
-        whole = _are(self.kept, int) and len(self.kept) > 0 and bool not in map(type, self.kept)
-        ascending = whole and all(low < high for low, high in itertools.pairwise(self.kept))
-        if not (ascending and self.kept[0] >= 0 and self.kept[-1] < self.size):
+        kept = self.kept if _are(self.kept, int) and bool not in map(type, self.kept) else ()
+        ascending = all(low < high for low, high in itertools.pairwise(kept))
+        if not kept or not ascending or not (kept[0] >= 0 and kept[-1] < self.size):
             raise _malformed(f"the positions {cut(repr(self.kept), 60)} of an axis of {self.size}")
         if not _are(self.places, object) or not self.places or not all(map(_is_place, self.places)):
             raise _malformed(f"the places {cut(repr(self.places), 80)}")
