@@ -20,8 +20,9 @@ HEAD = """## Shrunk nets: what a row is
 Nets that lose whole channels and blocks, and the dense net trained as long. Of Fashion-MNIST's, which lose them between
 the two halves of their training:
 
-* **learned**: gates (`training.gates`) are pulled during the first half; every layer's width and which blocks go follow
-  from one strength. The first strength sets the size that the others are cut to.
+* **learned**: gates (`training.gates`) are pulled during the first half, in proportion to the parameters of a channel;
+  every layer's width and which blocks go follow from one strength. The first strength sets the size that the others
+  are cut to.
 * **slimming**: Network Slimming (Liu et al. 2017), an L1 penalty with the same pull on the scales of the inner batch
   norms during the first half, and one threshold for all layers. **L1**: the filters of least L1 norm of the dense net
   half-way, the same share of each layer. **random**: any filters, the same share of each layer.
