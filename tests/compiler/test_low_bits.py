@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import weakref
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ import twofour
 from twofour import quantization
 from twofour.compiler import low_bits
 from twofour.compiler.choose import candidates
-from twofour.compiler.codes import hold_floats
+from twofour.compiler.codes import Codes, hold_codes, hold_floats
 from twofour.compiler.computing import Computing
+from twofour.compiler.low_bits import LinearOfCodes
 from twofour.compiler.terms import Terms
+from twofour.compiler.unpacked import Reads
 from twofour.errors import KernelError, QuantizationError
 from twofour.kernels.bits_matmul import BitWeight, bits_rows, twos
 from twofour.kernels.dense_matmul import PLAIN
@@ -203,6 +206,17 @@ def test_codes_are_the_weight_and_what_stands_beside_them_is_followed() -> None:
         quantization.remove(fast)
     hold_floats(fast[0])
     assert torch.equal(fast(x), whole(model, x)) and type(fast[0]) is type(model[0])  # type: ignore[index]
+
+
+def test_no_float_weight_stays_in_memory_behind_the_codes() -> None:
+    model, x = of_bits("w4", "a8", data=True), torch.randn(3, 71)
+    fast: Any = twofour.compile(model, x, tokens=(3,), graph=False)
+    copied = copy.deepcopy(model)
+    copied(x)  # looks at its steps, and notes of which tensors
+    kept = weakref.ref(copied[0].weight)  # type: ignore[index]
+    codes = LinearOfCodes.of("0", copied[0], fast[0].__dict__["_twofour_attached"].runs.product.dispatch)  # type: ignore[index]
+    hold_codes("0", copied[0], Codes.of(copied[0], lambda: codes), Reads())  # type: ignore[index]
+    assert kept() is None and torch.equal(copied(x), fast(x))
 
 
 def test_a_weight_that_another_layer_has_too_stays_and_is_followed() -> None:

@@ -154,7 +154,8 @@ def hold_codes(name: str, module: nn.Module, codes: Codes, reads: Reads) -> None
         module._parameters.pop(part, None)
         module._buffers.pop(part, None)
     module.__class__ = _coded(type(module))
-    _held(module).runs = codes
+    low = _held(module)
+    low.runs, low.sound = codes, ()  # which would keep the float weight in memory, as the stamp would
     codes.stamp = stamp_of(module)
 
 
