@@ -328,6 +328,9 @@ LOW: list[tuple[str, Damage]] = [
     ("settings-low-bits", low_bits(more=1)),
     *(("settings-low-bits", low_bits(group=bad)) for bad in (-1, True, "8")),
     ("settings-low-bits", low_bits(zeros=1)),
+    *(("settings-low-bits", low_bits(scales=bad)) for bad in ("channel", None, True, ["tensor"])),
+    ("settings-low-bits", low_bits(scales="tensor", group=32)),
+    ("low-bits-codes", low_bits(scales="tensor")),  # whose rows are others
     ("settings-low-bits", low_bits(weights="b2", zeros=True)),
     ("model-low-bits", low_bits(group=7)),
     ("low-bits-codes", low_bits(group=64)),
