@@ -1,5 +1,6 @@
 """What reads cut channels is ranked and solved by its own matrix and bias: recurrent and transposed layers too."""
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ from torch import Tensor, nn
 
 import twofour
 from twofour import calibration, shrinking
+from twofour.calibration import Batch
 from twofour.layers import walk
-from twofour.shrinking.curves import bias_of, columns_of, positions
-from twofour.shrinking.reconstruct import _normalised
+from twofour.shrinking.curves import Reader, bias_of, columns_of, positions
+from twofour.shrinking.depth import energies
+from twofour.shrinking.reconstruct import _normalised, refit_norms
 from twofour.structure import shrink as structure
 
 STEPS = torch.randn(64, 5, 4, generator=torch.Generator().manual_seed(0))
@@ -138,3 +141,86 @@ def test_what_reads_a_cut_stream_is_solved_for_what_the_small_norms_give(norm: A
         model(x)
     torch.testing.assert_close(seen["large"][:, kept], seen["small"], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(model(x), before)
+
+
+def test_readers_of_one_group_are_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: weakref.WeakSet[Reader] = weakref.WeakSet()
+    counts: list[int] = []
+    make = Reader.of
+
+    def counted(*args: Any) -> Reader:
+        reader = make(*args)
+        alive.add(reader)
+        counts.append(len(alive))
+        return reader
+
+    monkeypatch.setattr(Reader, "of", counted)
+    torch.manual_seed(0)
+    layers = [part for _ in range(5) for part in (nn.Linear(16, 16), nn.ReLU())]
+    x = torch.randn(64, 16)
+    small = twofour.shrink(nn.Sequential(*layers, nn.Linear(16, 4)), x[:2], 0.7, data=[x], progress=False)
+    report = shrinking.report_of(small)
+    assert report is not None and {width.source for width in report.widths} == {"second-order"}
+    assert len(counts) == 5 and max(counts) <= 2
+
+
+def test_a_forward_that_changes_its_input_leaves_the_data() -> None:
+    class Doubles(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.mul_(2))
+
+    x = torch.randn(64, 4)
+    before, model = x.clone(), Doubles(nn.BatchNorm1d(4), nn.Linear(4, 4))
+    assert refit_norms(model, [Batch(x)]) == 1 and torch.equal(x, before)
+    energies(model, [], [], [Batch(x)])
+    assert torch.equal(x, before)
+
+
+def test_what_stays_whole_unasked_is_in_the_report() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(16, 32), Block(nn.LayerNorm(32)), nn.Linear(32, 6), nn.ReLU(), nn.Linear(6, 4)
+    ).eval()
+    x = torch.randn(4, 16)
+    report = shrinking.report_of(twofour.shrink(model, x, 0.9, multiple=8))
+    assert report is not None and [width.name for width in report.widths] == ["1.up.weight:0"]
+    reasons = {uncut.names[0]: uncut.reason for uncut in report.uncut}
+    assert "streams=True cuts it" in reasons["0.weight"] and "the only width" in reasons["2.weight"]
+    flat = nn.Sequential(nn.Linear(16, 32), Sum(), nn.Linear(32, 4)).eval()
+    report = shrinking.report_of(twofour.shrink(flat, x, 0.7, multiple=8))
+    assert report is not None
+    assert {uncut.names[0]: uncut.reason for uncut in report.uncut}["0.weight"].startswith("a residual stream")
+
+
+class Sum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.up(x).relu())
+
+
+def test_groups_of_one_width_with_one_that_stays_whole_are_in_the_report() -> None:
+    class Counted(nn.Module):
+        """A hidden width and a stream that one number counts."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.width, self.inner = 32, Sum()
+            self.ups = nn.ModuleList(nn.Linear(16, 32) for _ in range(2))
+            self.downs = nn.ModuleList(nn.Linear(32, 4) for _ in range(2))
+            self.wide, self.out = nn.Linear(16, 64), nn.Linear(64, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            first = self.ups[0](x).relu().view(-1, self.width)
+            second = self.inner(self.ups[1](x)).view(-1, self.width)
+            return self.downs[0](first) + self.downs[1](second) + self.out(self.wide(x).relu())
+
+    torch.manual_seed(0)
+    model, x = Counted().eval(), torch.randn(4, 16)
+    found = structure.channels(model, x)
+    report = shrinking.report_of(twofour.shrink(model, x, 0.8, multiple=8))
+    assert report is not None
+    cut, whole = {width.name for width in report.widths}, {name for uncut in report.uncut for name in uncut.names}
+    assert all(group.name in cut or group.group.places[0].name in whole for group in found.groups)

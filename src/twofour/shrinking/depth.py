@@ -147,5 +147,5 @@ def energies(
     keys += [(weight, weight.module) for weight in weights]
     with calls.evaluating(model), calls.without_cache(model), calls.observing(keys, keep, see):
         for batch in batches:
-            calls.call(model, batch.inputs)
+            calls.Example.of(batch.inputs).run(model)  # a forward may change what it is given
     return Energies(of_layers, of_weights)

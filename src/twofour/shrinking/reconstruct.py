@@ -208,7 +208,7 @@ def refit_norms(model: nn.Module, batches: Sequence[Batch]) -> int:
     try:
         with calls.evaluating(model), _training(norms):
             for batch in batches:
-                calls.call(model, batch.inputs)
+                calls.Example.of(batch.inputs).run(model)  # a forward may change what it is given
     except Exception as error:  # a batch of one: torch has no variance of it
         _log.warning("the statistics of batch norms stay as they were: %s", error)
         unreached = norms

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from math import prod
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from twofour import calibration
 from twofour.calibration import Batch, Statistics
@@ -21,8 +21,8 @@ from twofour.shrinking.budget import Budget, Prices, UnmetError, uses
 from twofour.shrinking.by_time import Step, chosen_by_time, multiple_of, timed
 from twofour.shrinking.choose import choose, choose_layers
 from twofour.shrinking.curves import Curve, Reader, columns_of, covariance, magnitude, second_order
+from twofour.shrinking.cuttable import Streams, cuttable, of_several_widths
 from twofour.shrinking.depth import Energies, droppable, energies, together
-from twofour.shrinking.uniform import sayable
 from twofour.structure import shrink as structure
 from twofour.structure.shrink import Channels, Cut, Cuttable, Uncut
 from twofour.structure.shrink.widths import widths_of
@@ -32,8 +32,6 @@ _log = logging.getLogger("twofour.shrinking")
 TRIES, DOUBT, LEAST_GAIN = 4, 0.9, 0.01
 """How many sets of layers are tried against a budget of time; and by what the predicted gain of narrower channels is
 multiplied while it asks for a set that was tried, down to what."""
-
-Streams = bool | Literal["auto"]
 
 
 @dataclass(frozen=True)
@@ -201,9 +199,16 @@ class Search:
     def _part(self, layers: tuple[str, ...], streams: Streams) -> _Part:
         twin = structure.cut(self.model, Cut(layers=layers))
         found = structure.channels(twin, self.example)
-        groups, unsaid = _cuttable(twin, found, streams, self.options.uniform)
+        groups, unsaid = cuttable(twin, found, streams, self.options.uniform)
+        groups, alone = of_several_widths(groups, found, self.widths)
+        unsaid += alone
         without = f", without {', '.join(layers)}" if layers else ""
         return _Part(self, twin, found, groups, unsaid, without, f", streams {streams}")
+
+    def widths(self, group: Cuttable) -> tuple[int, ...]:
+        """Return the widths that a group may have; for a budget of time as vectors have lanes."""
+        vectors = multiple_of(group) if self.options.limit.kind == "time" else None
+        return widths_of(group.size, self.options.multiple or vectors, self.options.least)
 
 
 @dataclass(eq=False)
@@ -256,49 +261,60 @@ class _Part:
     def curves(self) -> dict[str, Curve]:
         """What each group loses: second-order where the data show all of its readers, else by magnitude."""
         names = {group.name: f"what `{group.name}` loses{self.without}" for group in self.groups}
-        unknown = [group for group in self.groups if names[group.name] not in self.of.journal.done]
-        readers = self._readers(unknown) if self.of.batches and unknown else {}
-        return {
-            group.name: Curve.from_dict(self.of.journal.step(names[group.name], partial(self._curve, group, readers)))
-            for group in self.groups
-        }
+        found: dict[str, Curve] = {}
 
-    def _curve(self, group: Cuttable, readers: Mapping[tuple[str, str], Reader]) -> dict[str, Any]:
-        of_group = [readers[group.name, name] for name in group.group.consumers if (group.name, name) in readers]
-        widths = self._widths(group)
-        if of_group and len(of_group) == len(group.group.consumers):
-            return second_order(group, of_group, widths).to_dict()
+        def note(group: Cuttable, readers: Sequence[Reader]) -> None:
+            told = self.of.journal.step(names[group.name], partial(self._curve, group, readers))
+            found[group.name] = Curve.from_dict(told)
+
+        unknown = [group for group in self.groups if names[group.name] not in self.of.journal.done]
+        if self.of.batches and unknown:
+            self._read(unknown, note)
+        for group in self.groups:
+            if group.name not in found:
+                note(group, ())
+        return {group.name: found[group.name] for group in self.groups}
+
+    def _curve(self, group: Cuttable, readers: Sequence[Reader]) -> dict[str, Any]:
+        widths = self.of.widths(group)
+        if readers:
+            return second_order(group, readers, widths).to_dict()
         named = {name: weight for weight in self.weights for name in weight.names}
         return magnitude(group, dict(self.twin.named_parameters()), named, widths).to_dict()
 
-    def _widths(self, group: Cuttable) -> tuple[int, ...]:
-        """Return the widths that a group may have; for a budget of time as vectors have lanes."""
-        options = self.of.options
-        vectors = multiple_of(group) if options.limit.kind == "time" else None
-        return widths_of(group.size, options.multiple or vectors, options.least)
+    def _read(self, groups: Sequence[Cuttable], note: Callable[[Cuttable, Sequence[Reader]], None]) -> None:
+        """Note what reads each group, with what the data say of its inputs, as soon as all of it was seen.
 
-    def _readers(self, groups: Sequence[Cuttable]) -> dict[tuple[str, str], Reader]:
-        """Return what reads each group, with what the data say of its inputs."""
-        columns = {
-            (group.name, name): (weight, found)
-            for group in groups
-            for weight in self.weights
-            for name in weight.names
-            if name in group.group.consumers and (found := columns_of(group, weight)) is not None
-        }
-        readers: dict[tuple[str, str], Reader] = {}
+        Readers hold a weight and an inverse in float64: those of all groups together would not fit in memory. A group
+        is left out that is read by what the data do not show.
+        """
+        columns: dict[str, dict[str, tuple[PrunableWeight, Tensor]]] = {}
+        for group in groups:
+            read = {
+                name: (weight, found)
+                for weight in self.weights
+                for name in weight.names
+                if name in group.group.consumers and (found := columns_of(group, weight)) is not None
+            }
+            if read and len(read) == len(group.group.consumers):
+                columns[group.name] = read
+        held: dict[str, dict[str, Reader]] = {name: {} for name in columns}
 
         def visit(weight: PrunableWeight, statistics: Statistics) -> None:
-            if statistics.rows:
-                moments, _ = covariance(weight, statistics)
-                for key, (_, places) in columns.items():
-                    if key[1] in weight.names:
-                        readers[key] = Reader.of(weight, places, moments)
+            if not statistics.rows:
+                return
+            moments, _ = covariance(weight, statistics)
+            for group in groups:
+                read = columns.get(group.name, {})
+                for name in (name for name in weight.names if name in read):
+                    held[group.name][name] = Reader.of(weight, read[name][1], moments)
+                    if len(held[group.name]) == len(read):
+                        readers = held.pop(group.name)
+                        note(group, [readers[consumer] for consumer in group.group.consumers])
 
-        wanted = {weight.name for weight, _ in columns.values()}
+        wanted = {weight.name for read in columns.values() for weight, _ in read.values()}
         chosen = [weight for weight in self.weights if weight.name in wanted]
         calibration.calibrate(self.twin, chosen, self.of.batches, "hessian", visit, display=self.of.display)
-        return readers
 
     def chosen(self, curves: Mapping[str, Curve]) -> tuple[dict[str, int], tuple[float, float] | None, str]:
         """Return the width of each group; milliseconds before and after, and how they were taken, where they count."""
@@ -321,29 +337,6 @@ class _Part:
             "bytes": lambda: (size(model), {name: p.element_size() for name, p in self.twin.named_parameters()}),
         }[kind]()
         return (lambda name, sizes: prod(sizes) * each.get(name, 0)), whole
-
-
-def _cuttable(
-    model: nn.Module, found: Channels, streams: Streams, uniform: bool
-) -> tuple[list[Cuttable], tuple[Uncut, ...]]:
-    """Return the groups that may be cut, and those that stay whole since a configuration cannot say them.
-
-    Raises:
-        ShrinkError: There is none.
-    """
-    chosen = [g for g in found.groups if streams is True or (g.exact and (streams == "auto" or not g.group.stream))]
-    chosen, unsaid = sayable(model, found, chosen) if uniform and chosen else (chosen, ())
-    if chosen:
-        return chosen, unsaid
-    raise ShrinkError(
-        "nothing can be cut",
-        reasons=[str(uncut) for uncut in found.uncut + unsaid],
-        got=f"{len(found.groups)} groups of channels, all residual streams or normalised"
-        if found.groups
-        else "no group",
-        wanted="channels between two layers",
-        remedy="streams=True cuts residual streams too",
-    )
 
 
 def parameters(model: nn.Module) -> int:
