@@ -53,6 +53,7 @@ from twofour.kernels.nm_matmul import DYNAMIC
 from twofour.layers import mark_compiled
 from twofour.measure.distance import distance, is_real
 from twofour.measure.effort import EFFORTS, FULL, QUICK, measuring
+from twofour.native import waiting
 from twofour.packing import encodings
 from twofour.patterns.base import is_finite
 
@@ -128,6 +129,7 @@ def compile(
         QuantizationError: A step of a layer of low bits is zero, NaN or infinite.
     """
     _require(model, memory, tokens, graph, example, rules, effort)
+    waiting.warn()
     computing = Computing.of(dtype_name(dtype), device := device_of(model), group=group, symmetric=symmetric)
     if device == "cuda":
         graph = False if graph == "auto" else graph  # planned there

@@ -18,6 +18,7 @@ from twofour.criteria.learned import Learned
 from twofour.criteria.shares import over_model
 from twofour.errors import DataError, LayerError, PatternError, RecipeError
 from twofour.layers import PrunableWeight, full_tensor, is_distributed
+from twofour.native import waiting
 from twofour.patterns import Pattern
 from twofour.patterns.base import is_finite, non_finite
 from twofour.progress import Progress
@@ -138,6 +139,7 @@ def solve(
     require_unsharded(weights)
     batches = calibration.take(model, data, samples, paired=loss is not None)
     try:
+        waiting.warn()
         with Progress(progress) as display:
             display.begin("pruning weights", len(weights))
             run = _Run(criterion, {weight.name: pattern for weight, pattern in weights}, solved, unseen)
