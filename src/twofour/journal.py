@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import CodeType
 from typing import Any, TypeVar
@@ -27,6 +29,48 @@ WORK = "work"
 Done = TypeVar("Done")
 
 
+class Pace:
+    """Seconds that the steps of a run still take.
+
+    Args:
+        kinds: The kind of each step to come, in their order.
+        usual: Kind -> seconds of such a step on another machine; only their proportions count once a step is done.
+    """
+
+    def __init__(self, kinds: Sequence[str], usual: Mapping[str, float]) -> None:
+        self._ahead, self._usual = list(kinds), dict(usual)
+        self._took: defaultdict[str, list[float]] = defaultdict(list)
+        self._began: float | None = None
+
+    def begin(self) -> None:
+        """The next step begins."""
+        self._began = time.monotonic()
+
+    def end(self) -> None:
+        """It ended; one that did not begin was done by an earlier run and says nothing."""
+        if not self._ahead:
+            return
+        kind = self._ahead.pop(0)
+        if self._began is not None:
+            self._took[kind].append(time.monotonic() - self._began)
+        self._began = None
+
+    def seconds(self, kind: str) -> float:
+        """Return what a step of a kind is expected to take."""
+        if took := self._took.get(kind):
+            return sum(took) / len(took)
+        spent = sum(sum(took) for took in self._took.values())
+        usual = sum(self._usual[kind] * len(took) for kind, took in self._took.items())
+        return self._usual[kind] * (spent / usual if usual else 1.0)
+
+    def left(self) -> float:
+        """Return the seconds left; a step that takes longer than expected counts as nearly done."""
+        whole = [self.seconds(kind) for kind in self._ahead]
+        if self._began is not None and whole:
+            whole[0] = max(whole[0] - (time.monotonic() - self._began), 0.05 * whole[0])
+        return sum(whole)
+
+
 @dataclass
 class Journal:
     """The steps of a run, each made once, however often the run is stopped.
@@ -37,6 +81,7 @@ class Journal:
         asked: What the run was asked, JSON-ready.
         display: The progress that is shown.
         done: Steps that are done and what they found.
+        pace: What knows the time left.
     """
 
     folder: Path | None = None
@@ -44,14 +89,26 @@ class Journal:
     asked: Mapping[str, Any] = field(default_factory=dict)
     display: Progress = field(default_factory=lambda: Progress(False))
     done: dict[str, Any] = field(default_factory=dict)
+    pace: Pace = field(default_factory=lambda: Pace((), {}))
+
+    def begin(self, title: str, kinds: Sequence[str], usual: Mapping[str, float]) -> None:
+        """Begin a run of steps of these kinds, which usually take so many seconds."""
+        self.pace = Pace(kinds, usual)
+        self.display.begin(title, total=len(kinds), left=self.pace.left)
+
+    def passed(self) -> None:
+        """One step is done, now or by an earlier run, or is left out."""
+        self.pace.end()
+        self.display.advance()
 
     def step(self, name: str, make: Callable[[], Any]) -> Any:
         """Return what a step found, of an earlier run or now: JSON-ready values, noted before the next step begins."""
         if name not in self.done:
             self.display.say(name)
+            self.pace.begin()
             self.done[name] = json.loads(json.dumps(measure.without_nan(make())))
             self.write()
-        self.display.advance()
+        self.passed()
         return self.done[name]
 
     def write(self) -> None:
@@ -152,9 +209,12 @@ def digest(value: nn.Module | object) -> str:
 
 
 def name_of(function: Callable[..., Any] | None) -> str | None:
-    """Return a function's name with a checksum of its code, where it has one; None for none."""
+    """Return a function's name with a checksum of its code, where it has one, or of a dataclass's values."""
     if function is None:
         return None
+    if is_dataclass(function):
+        values = [getattr(function, one.name) for one in fields(function)]
+        return f"{name_of(type(function).__call__)}:{digest(values)}"
     name = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', type(function).__name__)}"
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     return name if code is None else f"{name}:{digest(code_of(code))}"

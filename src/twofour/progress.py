@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
+from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,6 +16,10 @@ if TYPE_CHECKING:
 
 EVERY = 15.0
 """Seconds between two lines: a log of an hour stays short, and nobody takes a working process for a dead one."""
+
+
+Left = Callable[[], float]
+"""What knows how many seconds of a step are left."""
 
 
 class Lines:
@@ -31,9 +37,9 @@ class Lines:
         self._thread: threading.Thread | None = None
         self.begin(title, total, done)
 
-    def begin(self, title: str, total: int | None = None, done: int = 0) -> None:
-        """Go on with another step."""
-        self._title, self._total, self._done, self._what = title, total, done, ""
+    def begin(self, title: str, total: int | None = None, done: int = 0, left: Left | None = None) -> None:
+        """Go on with another step; `left`: who knows the seconds left better than the parts that are done."""
+        self._title, self._total, self._done, self._what, self._left = title, total, done, "", left
         self._first, self._began = done, time.monotonic()
 
     def move(self, done: int | None = None, total: int | None = None, what: str | None = None) -> None:
@@ -47,7 +53,9 @@ class Lines:
         spent = now - self._began
         parts = [f"{self._title}: {self._done:,} of {self._total:,}" if self._total else self._title, self._what]
         parts.append(f"{_minutes(spent)} so far")
-        if self._total and self._first < self._done < self._total:
+        if self._left is not None and self._total:
+            parts.append(f"about {_minutes(self._left())} left")
+        elif self._total and self._first < self._done < self._total:
             left = spent / (self._done - self._first) * (self._total - self._done)
             parts.append(f"about {_minutes(left)} left")
         return ", ".join(filter(None, parts))
@@ -124,15 +132,22 @@ class Progress:
         if self._lines is not None and self._begun and self._stays:
             print(self._lines.text(time.monotonic()), file=sys.stderr, flush=True)
 
-    def begin(self, title: str, total: int | None = None, done: int = 0) -> None:
-        """Begin a step; `done` of its `total` parts are done, None: their number is not known."""
+    def begin(self, title: str, total: int | None = None, done: int = 0, left: Left | None = None) -> None:
+        """Begin a step.
+
+        Args:
+            title: What it is.
+            total: Its parts; None: their number is not known.
+            done: Those that are done.
+            left: Returns the seconds left, where the parts differ so much that their number says little.
+        """
         self._end_step()
         self._begun = True
         if self._bars is not None:
-            self._task = self._bars.add_task(title, total=total, completed=done, what="")
+            self._task = self._bars.add_task(title, total=total, completed=done, what="", left=left)
             self._tasks.append(self._task)
         if self._lines is not None:
-            self._lines.begin(title, total, done)
+            self._lines.begin(title, total, done, left)
         self._done = done
 
     def move(self, done: int | None = None, total: int | None = None, what: str | None = None) -> None:
@@ -155,15 +170,23 @@ class Progress:
 
 def _bars(stays: bool) -> Bars:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
+    from rich.text import Text
+
+    class Remaining(TimeRemainingColumn):
+        def render(self, task: Task) -> Text:
+            known: Left | None = task.fields["left"]
+            if known is None or task.finished:
+                return super().render(task)
+            return Text(str(timedelta(seconds=round(known()))), style="progress.remaining")
 
     return Bars(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TimeRemainingColumn(),
+        Remaining(),
         TextColumn("left  {task.fields[what]}", markup=False),
         console=Console(stderr=True),
         transient=not stays,

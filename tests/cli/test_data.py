@@ -13,6 +13,8 @@ from torch import nn
 
 import twofour
 from tests.cli.small import ZOO, refused
+from twofour.cli import data
+from twofour.cli import source as sources
 
 MORE = """
 
@@ -152,7 +154,7 @@ def test_refusals(run, bert: Path):
     Path("e.jsonl").write_text('{"text": "a"}\n{"words": 1}\n')
     refused(run(*hub, "e.jsonl"), "line 2 of --data e.jsonl is no text", 'under "text"')
     Path("u.txt").write_text("x y z\n" * 9)
-    refused(run(*hub, "u.txt"), "does not know the words of --data u.txt", "[UNK] for 100% of the tokens")
+    refused(run(*hub, "u.txt"), "does not know the words of u.txt", "[UNK] for 100% of the tokens")
     Path("bare").mkdir()
     for name in ("config.json", "model.safetensors"):
         (Path("bare") / name).write_bytes((bert / name).read_bytes())
@@ -163,3 +165,23 @@ def test_refusals(run, bert: Path):
     refused(run(*weights), "need a model to run", "no --data and no --permute")
     refused(run("prune", "zoo_cli:small", "--out", "no", "--criterion", "learned"), "follows a loss", "loss=...")
     assert not Path("no").exists()
+
+
+def test_labelled_pairs_judge_an_embedder(run, bert: Path):
+    Path("pairs.tsv").write_text("a b\tc d\t0.5\n\na b\ta b\t5\ne f\td\t1\n")
+    rows = [("a b", "c d", 0.5), ("a b", "a b", 5), ("e f", "d", 1)]
+    Path("pairs.jsonl").write_text("".join(json.dumps({"text": a, "other": b, "score": c}) + "\n" for a, b, c in rows))
+    source = sources.resolve(str(bert))
+    tabs, lines = (data.pairs(name, source, 8, "mean") for name in ("pairs.tsv", "pairs.jsonl"))
+    assert tabs.scores.tolist() == lines.scores.tolist() == [0.5, 5.0, 1.0]
+    assert all(torch.equal(tabs.second[0][name], lines.second[0][name]) for name in ("input_ids", "attention_mask"))
+    Path("many.tsv").write_text("".join(f"a b\tc d\t{index}\n" for index in range(600)))
+    drawn = data.pairs("many.tsv", source, 8, "mean").scores.tolist()
+    assert drawn == sorted({*drawn}) and len(drawn) == data.MOST_PAIRS and drawn[-1] > data.MOST_PAIRS
+    words = ("optimize", str(bert), "--data", "pairs.tsv", "--out", "no", "--pairs")
+    bad = [("a\tb\n", "line 1 of --pairs bad.tsv is no"), ("a\tb\tnan\n", "no labelled pair"), ("a\tb\t1\n", "too few")]
+    for content, text in bad:
+        Path("bad.tsv").write_text(content)
+        refused(run(*words, "bad.tsv"), text)
+    refused(run(*words, "none.tsv"), "--pairs none.tsv cannot be read")
+    refused(run(*words, "pairs.tsv", "--evaluate", "zoo_cli:small"), "judged in one way")

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from twofour.calibration import Batch
 from twofour.errors import OptimizeError
-from twofour.optimizing.quality import AGREEMENT, COSINE, ERROR, Judge
+from twofour.optimizing.pairs import Pairs, spearman
+from twofour.optimizing.quality import AGREEMENT, COSINE, ERROR, SPEARMAN, Judge, said_of
 
 X = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
 
@@ -96,3 +97,28 @@ def test_a_function_that_answers_with_no_number_is_refused(answer: object) -> No
 
 
 MODEL = nn.Linear(4, 2)
+
+
+def test_ranks_of_equal_values_are_shared() -> None:
+    assert spearman(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, 8.0, 27.0, 64.0])) == pytest.approx(1.0)
+    assert spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([5.0, 4.0, 3.0])) == pytest.approx(-1.0)
+    found = spearman(torch.tensor([1.0, 2.0, 2.0, 3.0]), torch.tensor([1.0, 3.0, 2.0, 4.0]))
+    assert found == pytest.approx(0.9486833)  # scipy.stats.spearmanr
+    with pytest.raises(OptimizeError, match="no order to compare"):
+        spearman(torch.ones(4), torch.arange(4.0))
+
+
+def test_pairs_judge_an_embedder_by_the_order_of_its_cosines() -> None:
+    class Embedder(nn.Module):
+        def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Output:
+            return Output({"last_hidden_state": torch.stack([input_ids.float(), torch.ones(input_ids.shape)], -1)})
+
+    first = [{"input_ids": torch.zeros(3, 2, dtype=torch.long), "attention_mask": torch.tensor([[1, 0]] * 3)}]
+    ids = torch.tensor([[3, 99], [1, 99], [2, 99]])  # the second token is padding
+    second = [{"input_ids": ids, "attention_mask": torch.tensor([[1, 0]] * 3)}]
+    pairs = Pairs(first, second, torch.tensor([1.0, 3.0, 2.0]))
+    judge, dense = Judge.by_function(Embedder(), pairs)
+    assert (judge.kind, dense.value) == (SPEARMAN, pytest.approx(100.0)) and "3 labelled pairs" in said_of(pairs)
+    assert judge.score("same", Embedder()).value == pytest.approx(100.0)
+    with pytest.raises(OptimizeError, match="cannot be judged by pairs"):
+        Pairs([X], [X], torch.arange(32.0))(nn.Identity())

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from twofour.calibration import Batch
 from twofour.errors import DataError
-from twofour.optimizing.samples import example_of, parted, rows, tokens_of, trimmed
+from twofour.optimizing.samples import example_of, parted, rows, sizes_of, tokens_of, trimmed
 
 MODEL = nn.Linear(4, 2)
 
@@ -59,3 +59,13 @@ def test_the_example_is_the_median_without_padding() -> None:
     assert rows(Batch(example_of(batches, 4))) == 4
     with pytest.raises(DataError, match="no batch of the data has 9 samples"):
         example_of(batches, 9)
+
+
+def test_kernels_are_measured_at_the_sizes_of_the_data() -> None:
+    lengths = [3, 5, 5, 6, 7, 8, 9, 12, 20, 60, 64]
+    batches = [
+        Batch({"input_ids": torch.ones(1, 64, dtype=torch.long), "attention_mask": (torch.arange(64) < n).long()[None]})
+        for n in lengths
+    ]
+    assert sizes_of(batches, 1) == (5, 8, 60)
+    assert sizes_of([Batch(torch.randn(8, 3, 4, 4))], 2) == (2,)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,14 @@ from twofour.cli import source as sources
 from twofour.cli.options import require_room, shape_of
 from twofour.criteria import SAMPLES
 from twofour.errors import SourceError, cut
+from twofour.optimizing import Pairs
 
 ARRAYS, TEXTS = (".safetensors", ".npz", ".npy"), (".txt", ".jsonl")
 FORMS = "package.module:function that returns calibration data, or a file: " + ", ".join((*ARRAYS, *TEXTS))
 BATCH = 8
+PAIRS = 'text<TAB>text<TAB>score a line (.tsv), or JSON objects with "text", "other" and "score" (.jsonl)'
+MOST_PAIRS = 512
+"""Pairs that judge; of more in a file so many are drawn by a fixed seed."""
 UNKNOWN = 0.9
 """Share of a text's tokens that may be the one for unknown words."""
 
@@ -85,6 +90,58 @@ def fitted(data: Any, model: nn.Module, samples: int, *, tell: Callable[[str], o
     if rest and tell is not None:
         tell(f"calibrated on the first {samples} texts; not used: {rest} more. --samples takes another number")
     return [batch.inputs if batch.target is None else (batch.inputs, batch.target) for batch in taken]
+
+
+def pairs(text: str, source: sources.Source, length: int, pooling: str, batch: int = BATCH) -> Pairs:
+    """Return labelled pairs of texts as a judge: "text<TAB>text<TAB>score" or JSON objects a line.
+
+    Args:
+        text: Path of a .tsv or .jsonl file.
+        source: The model's, whose tokenizer cuts the texts.
+        length: Tokens of a text at most.
+        pooling: How token embeddings become one.
+        batch: Texts of one call.
+
+    Raises:
+        SourceError: The file cannot be read, a line is no pair, there are fewer than three, or there is no tokenizer.
+    """
+    path = Path(text).expanduser()
+    rows = list(_pairs(path))
+    if len(rows) < 3:
+        raise SourceError(f"--pairs {path} holds too few pairs", got=f"{len(rows)}", wanted=f"at least 3; {PAIRS}")
+    if len(rows) > MOST_PAIRS:
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0), device="cpu")[:MOST_PAIRS]
+        rows = [rows[index] for index in order.sort().values.tolist()]
+    first, second, scores = zip(*rows, strict=True)
+    one, other = (tokenized(path, source, list(side), length, batch) for side in (first, second))
+    return Pairs(one, other, torch.tensor(scores, dtype=torch.float64, device="cpu"), pooling)
+
+
+def _pairs(path: Path) -> Iterator[tuple[str, str, float]]:
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield _pair(path, number, line)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(f"--pairs {path} cannot be read", got=str(error), wanted=PAIRS) from error
+
+
+def _pair(path: Path, number: int, line: str) -> tuple[str, str, float]:
+    try:
+        if path.suffix == ".jsonl":
+            content = json.loads(line)
+            one, other, score = (content[name] for name in ("text", "other", "score"))
+        else:
+            one, other, score = line.rstrip("\n").split("\t")
+        value = float(score)
+        if not (isinstance(one, str) and isinstance(other, str) and math.isfinite(value)):
+            raise ValueError
+        return one, other, value
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise SourceError(
+            f"line {number} of --pairs {path} is no labelled pair", got=cut(line.strip(), 80), wanted=PAIRS
+        ) from error
 
 
 def example(model: nn.Module, data: list[Any]) -> Any:
@@ -178,21 +235,30 @@ def _batches(arrays: dict[str, Tensor], batch: int) -> list[Any]:
 
 
 def _tokens(path: Path, source: sources.Source, samples: int, length: int, batch: int) -> tuple[list[Any], int]:
+    texts, rest = _texts(path, samples) if source.kind == "folder" else ([], 0)
+    return tokenized(path, source, texts, length, batch), rest
+
+
+def tokenized(path: Path, source: sources.Source, texts: list[str], length: int, batch: int) -> list[dict[str, Tensor]]:
+    """Return texts of a file as the model's tokenizer cuts them, in batches.
+
+    Raises:
+        SourceError: The model has none that knows their words.
+    """
     if source.kind != "folder" or source.path is None:
         raise SourceError(
-            f"the texts of --data {path} need a tokenizer",
+            f"the texts of {path} need a tokenizer",
             got=f"SOURCE {source.text}, which has none",
             wanted="a Hugging Face folder as SOURCE",
             remedy="write its inputs as arrays, .npz or .safetensors, or name a function that returns them",
         )
     tokenizer = huggingface.tokenizer(source.path)
-    texts, rest = _texts(path, samples)
     # A tokenizer that cannot pad takes one text at a time.
     size = batch if tokenizer.pad_token is not None else 1
     options = {"padding": size > 1, "truncation": True, "max_length": length, "return_tensors": "pt"}
     batches = [dict(tokenizer(texts[at : at + size], **options)) for at in range(0, len(texts), size)]
     _require_known_words(path, tokenizer, batches)
-    return batches, rest
+    return batches
 
 
 def _require_known_words(path: Path, tokenizer: Any, batches: list[dict[str, Tensor]]) -> None:
@@ -206,7 +272,7 @@ def _require_known_words(path: Path, tokenizer: Any, batches: list[dict[str, Ten
     share = float((words == unknown).float().mean()) if len(words) and unknown is not None else 0.0
     if share > UNKNOWN:
         raise SourceError(
-            f"the tokenizer of the model does not know the words of --data {path}",
+            f"the tokenizer of the model does not know the words of {path}",
             got=f"{tokenizer.unk_token} for {share:.0%} of the tokens",
             wanted=f"at most {UNKNOWN:.0%}",
             remedy="texts in the model's language, and the tokenizer that belongs to the model in its folder",

@@ -17,6 +17,7 @@ from twofour.cli.console import JsonFile, print_table, progress, remedies_of_opt
 from twofour.cli.options import DenseModel, Skip
 from twofour.cli.prune import CriterionText, PatternText
 from twofour.criteria import SAMPLES
+from twofour.errors import SourceError
 from twofour.optimizing import Outcome
 from twofour.optimizing.folder import PAGE
 from twofour.optimizing.samples import MOST_HELD
@@ -34,6 +35,12 @@ Data = Annotated[
 Evaluate = Annotated[
     str | None,
     typer.Option(metavar="MODULE:FUNCTION", help="Judge by function(model) -> number, the higher the better."),
+]
+PairsFile = Annotated[
+    str | None,
+    typer.Option(
+        "--pairs", metavar="FILE", help=f"Judge an embedder by rank correlation on labelled pairs: {inputs.PAIRS}."
+    ),
 ]
 Within = Annotated[
     float | None,
@@ -61,6 +68,7 @@ def optimize(
     data: Data,
     out: Out,
     evaluate: Evaluate = None,
+    pairs: PairsFile = None,
     within: Within = None,
     pattern: PatternText = "2:4",
     criterion: CriterionText = None,
@@ -82,21 +90,30 @@ def optimize(
     use_threads(threads)
     found = sources.resolve(source)
     result_folder.require_apart(out, found.path)
-    judge = None if evaluate is None else sources.function(evaluate, EVALUATES)
+    judge = _judge(evaluate, pairs)
     folder = found.path if found.kind == "folder" else None
+    pooling = "mean" if folder is None else huggingface.pooling(folder)
     beside = {} if folder is None else companions(folder)  # refuses what cannot be copied before any long work
     with progress(f"reading {source}"):
         model = found.model()
         count = samples + MOST_HELD
+        judge = judge if pairs is None else inputs.pairs(pairs, found, length, pooling)
         given = inputs.fitted(inputs.read(data, found, count, length, max(batch, inputs.BATCH)), model, count)
     options: dict[str, Any] = {"evaluate": judge, "within": within, "pattern": pattern, "criterion": criterion}
     options |= {"skip": skip or (), "samples": samples, "batch": batch, "widths": width or (), "seconds": seconds}
     options |= {"budget": None if shrink is None else Budget(time=shrink), "without": without or (), "name": source}
-    options |= {"pooling": "mean" if folder is None else huggingface.pooling(folder), "beside": beside}
+    options |= {"pooling": pooling, "beside": beside}
     with remedies_of_options(REMEDIES):
         outcome = optimizing.optimize(model, given, out, loading=_loading(found, model, out), **options)
     show(outcome)
     write(json, outcome.to_dict())
+
+
+def _judge(evaluate: str | None, pairs: str | None) -> Any:
+    """Return the function that judges, None where there is none or a file of pairs, which needs the tokenizer."""
+    if evaluate is not None and pairs is not None:
+        raise SourceError("a model is judged in one way", got="--evaluate and --pairs", wanted="one of them")
+    return None if evaluate is None else sources.function(evaluate, EVALUATES)
 
 
 def use_threads(threads: int | None) -> None:
@@ -121,6 +138,7 @@ def show(outcome: Outcome) -> None:
     head = ("model", "ms", "times as fast", "quality", "")
     title = "one call each, interleaved; times as fast as the fastest dense runtime"
     print_table(title, head, outcome.rows(), (1, 2, 3))
+    say(f"quality: {outcome.measured}")
     files = ", ".join(sorted(path.name for path in outcome.folder.iterdir()))
     say(f"\n{outcome.verdict}\n\nwrote {outcome.folder}: {files}")
     say(f"the report: {outcome.folder / PAGE}\n\n{outcome.loading}")

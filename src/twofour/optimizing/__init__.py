@@ -3,5 +3,6 @@
 from twofour.optimizing.bench import bench
 from twofour.optimizing.optimize import optimize
 from twofour.optimizing.outcome import Outcome
+from twofour.optimizing.pairs import Pairs
 
-__all__ = ["Outcome", "bench", "optimize"]
+__all__ = ["Outcome", "Pairs", "bench", "optimize"]

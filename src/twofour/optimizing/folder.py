@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,16 @@ JOURNAL = "optimize.json"
 MODEL, PAGE = "model.safetensors", "report.html"
 RESULTS = (MODEL, PLAN, RECORD, PAGE)
 """What a whole run leaves, beside its journal."""
+
+USUAL = {"judge": 1, "advise": 8, "prune": 20, "time": 40, "finish": 2}
+USUAL |= {"compile float32": 20, "compile bfloat16": 20, "compile int8": 30}
+"""Proportions of the kinds of steps, roughly seconds for MiniLM: the time left until a step is done."""
+
+
+def kinds_of(dtypes: Iterable[str]) -> list[str]:
+    """Return the kinds of a run's steps in their order, for the types of the models that it compiles."""
+    each = [kind for dtype in dtypes for kind in (f"compile {dtype}", "judge")]
+    return ["judge", "advise", "prune", *each, "time", "finish"]
 
 
 @contextmanager

@@ -25,10 +25,10 @@ from twofour.files import named, replacing
 from twofour.journal import WORK, Journal, digest, name_of
 from twofour.layers import require_module
 from twofour.measure import Record
-from twofour.optimizing.folder import MODEL, PAGE, PLAN, RECORD, of_the_moment, opened
+from twofour.optimizing.folder import MODEL, PAGE, PLAN, RECORD, USUAL, kinds_of, of_the_moment, opened
 from twofour.optimizing.outcome import Choice, Outcome, Tried, choose, verdict_of
-from twofour.optimizing.quality import OWN, TITLES, Evaluate, Judge
-from twofour.optimizing.samples import SEED, Samples, example_of, parted, tokens_of
+from twofour.optimizing.quality import AGREE, TITLES, Evaluate, Judge, kind_of, said_of
+from twofour.optimizing.samples import SEED, Samples, example_of, parted, sizes_of, tokens_of
 from twofour.optimizing.timing import SECONDS, require_known, timed
 from twofour.progress import Progress
 from twofour.pruning import outcomes, prune
@@ -186,7 +186,7 @@ class _Task:
     def run(self, loading: str, beside: Mapping[str, Path]) -> Outcome:
         """Make every step that is not done."""
         names = [one.name(self.pattern) for one in self._candidates]
-        self.journal.display.begin(f"optimizing {self.name}", total=5 + 2 * len(names))
+        self.journal.begin(f"optimizing {self.name}", kinds_of(one.dtype for one in self._candidates), USUAL)
         dense = Score(**self.journal.step("judge the dense model", lambda: vars(self._judge[1])))
         advice = self.journal.step(f"measure per layer what {self.pattern} brings", self._advised)
         pruned = self.journal.step(f"prune to {self.pattern}", self._prune)
@@ -265,7 +265,7 @@ class _Task:
         """Compile a model, judge it; both once. `unpruned`: why there is no pruned one, "" where there is."""
         made = self.journal.step(f"compile {name}", partial(self._compile, one, name, unpruned))
         if "refused" in made:
-            self.journal.display.advance()
+            self.journal.passed()
             return Tried(name, False, refused=made["refused"])
         score = Score(**self.journal.step(f"judge {name}", lambda: vars(self._judge[0].score(name, self._load(name)))))
         return Tried(name, bool(made["sparse"]), score, None, made["bytes"])
@@ -278,8 +278,9 @@ class _Task:
             if one.widths:
                 weights, _, inputs = one.widths.partition("a")
                 base = quantize(base, weights, f"a{inputs}", data=self.data.calibration, skip=self.skip)
-            options: dict[str, Any] = {"data": self.data.calibration} if one.dtype == "int8" else {}
-            fast: Any = compile_model(base, self.example, one.dtype, **options)
+            given = self.data.calibration if one.dtype == "int8" else None
+            sizes = sizes_of(self.data.held, self.batch)
+            fast: Any = compile_model(base, self.example, one.dtype, data=given, tokens=sizes)
             save(fast, file := self.journal.work(name))
         except TwofourError as error:
             if of_the_moment(error):
@@ -368,10 +369,9 @@ class _Task:
 
     @property
     def _title(self) -> tuple[str, str]:
-        if self.evaluate is not None:
-            return TITLES[OWN], "What the function answers for each model; the samples are its own."
-        judge = self._judge[0]
-        return TITLES[judge.kind], f"{judge.said()} {self.data.said[0].upper()}{self.data.said[1:]}."
+        if self.evaluate is not None:  # which a finished run need not ask again
+            return TITLES[kind_of(self.evaluate)], said_of(self.evaluate)
+        return TITLES[self._judge[0].kind], f"{AGREE} {self.data.said[0].upper()}{self.data.said[1:]}."
 
     def _notes(self, advice: Mapping[str, Any], pruned: Mapping[str, Any]) -> list[str]:
         notes = [f"Pruned to {self.pattern} by {pruned['criterion']}, once, nothing was trained; seed {SEED}."]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -130,6 +130,13 @@ class Outcome:
     def speedup(self) -> float:
         """Times as fast as the fastest of the runtimes with the dense model."""
         return self.record.ratio(self.kept)
+
+    @property
+    def measured(self) -> str:
+        """What the quality is, what it rests on, and the least that was wanted, in words."""
+        (judged,) = cast("list[dict[str, Any]]", self.record.meta["quality"])
+        least = "" if judged["floor"] is None else f" At least {judged['floor']:.2f} was wanted."
+        return f"{judged['title']}. {judged['said']}{least}"
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return the cells of the one table: model, milliseconds, times as fast, quality, what became of it."""

@@ -13,17 +13,36 @@ from torch import Tensor, nn
 from twofour import calls
 from twofour.calibration import Batch
 from twofour.errors import OptimizeError, TwofourError, cut
+from twofour.optimizing.pairs import Pairs, embedding
 from twofour.report import Score
 
 Evaluate = Callable[[nn.Module], Any]
 
-AGREEMENT, COSINE, ERROR, OWN = "top-1 agreement", "cosine of embeddings", "relative error of the outputs", "evaluate"
+AGREEMENT, COSINE, ERROR = "top-1 agreement", "cosine of embeddings", "relative error of the outputs"
+SPEARMAN, OWN = "rank correlation", "evaluate"
 TITLES = {
     AGREEMENT: "Answers that agree with the dense model's, top 1",
     COSINE: "Cosine of embeddings with the dense model's, times 100",
     ERROR: "100 minus the relative error of the outputs, in per cent",
+    SPEARMAN: "Spearman's rank correlation of cosines with the scores of the pairs, times 100",
     OWN: "The given function",
 }
+
+
+AGREE = "Each model's outputs beside the dense model's, on samples that no other step has seen."
+"""What figures of agreement rest on."""
+
+
+def kind_of(evaluate: Evaluate) -> str:
+    """Return the kind of a function that judges."""
+    return SPEARMAN if isinstance(evaluate, Pairs) else OWN
+
+
+def said_of(evaluate: Evaluate) -> str:
+    """Return what a function's figures rest on."""
+    if isinstance(evaluate, Pairs):
+        return f"{len(evaluate.scores)} labelled pairs of texts, which no other step has seen."
+    return "What the function answers for each model; the samples are its own."
 
 
 @dataclass(frozen=True)
@@ -35,7 +54,7 @@ class Judge:
         held: Batches that are judged on.
         pooling: How token embeddings become one, "mean" or "cls".
         want: The dense model's answers, a leaf or an embedding a batch.
-        evaluate: The user's function, for the kind `OWN`.
+        evaluate: The user's function, for the kinds `OWN` and `SPEARMAN`.
         scale: What its figures are multiplied with: 100 where the dense model's is a fraction.
     """
 
@@ -73,7 +92,7 @@ class Judge:
             OptimizeError: It raises, or answers with no finite number.
         """
         first = _asked(evaluate, model)
-        judge = cls(OWN, evaluate=evaluate, scale=100.0 if abs(first) <= 1 else 1.0)
+        judge = cls(kind_of(evaluate), evaluate=evaluate, scale=100.0 if abs(first) <= 1 else 1.0)
         return judge, Score("dense", judge.scale * first)
 
     def score(self, name: str, model: nn.Module) -> Score:
@@ -91,18 +110,11 @@ class Judge:
         deviation = float(values.std()) if len(values) > 1 else 0.0
         return Score(name, float(values.mean()), deviation / math.sqrt(len(values)), ours=True)
 
-    def said(self) -> str:
-        """Return what the figures rest on."""
-        if self.evaluate is not None:
-            times = ", times 100" if self.scale == 100.0 else ""
-            return f"What the given function answers for each model{times}; the samples are its own."
-        return "Each model's outputs beside the dense model's, on samples that no other step has seen."
-
     def _answer(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return what is compared of a model's answer: samples or tokens along the first axis."""
         output = _run(model, batch)
         if self.kind == COSINE:
-            return _embedding(output.last_hidden_state, batch, self.pooling)
+            return embedding(output.last_hidden_state, batch, self.pooling)
         leaf = _leaf(output)
         if self.kind == AGREEMENT and leaf.ndim == 3:  # a token a row; those that padding fills do not count
             leaf = leaf.flatten(0, 1)
@@ -131,15 +143,6 @@ def _kind(output: Any, batch: Batch) -> str:
     leaf, target = _leaf(output), batch.target
     classes = isinstance(target, Tensor) and not target.is_floating_point() and target.ndim == 1
     return AGREEMENT if classes and leaf.ndim == 2 and leaf.shape[1] > 1 else ERROR
-
-
-def _embedding(hidden: Tensor, batch: Batch, pooling: str) -> Tensor:
-    """Return (samples, width): the first token's embedding, or the mean over those that are no padding."""
-    if pooling == "cls":
-        return hidden[:, 0]
-    tokens = batch.tokens
-    weights = hidden.new_ones(hidden.shape[:2]) if tokens is None else tokens.to(hidden.dtype)
-    return (hidden * weights[..., None]).sum(1) / weights.sum(1, keepdim=True).clamp_min(1.0)
 
 
 def _run(model: nn.Module, batch: Batch) -> Any:

@@ -107,6 +107,13 @@ def example_of(batches: Sequence[Batch], count: int) -> Any:
     return sorted(groups, key=_values)[len(groups) // 2]
 
 
+def sizes_of(batches: Sequence[Batch], count: int) -> tuple[int, ...]:
+    """Return the tokens of a small, a median and a large call of `count` samples: tenths of the data lie beyond."""
+    groups = [piece.inputs for batch in batches for piece in split(batch, count) if rows(piece) == count]
+    sizes = sorted(tokens_of(trimmed(inputs)) for inputs in groups)
+    return tuple(sorted({sizes[round(share * (len(sizes) - 1))] for share in (0.1, 0.5, 0.9)}))
+
+
 def trimmed(inputs: Any) -> Any:
     """Return arguments without the places at the end that an attention mask hides in every sample."""
     mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
