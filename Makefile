@@ -18,7 +18,7 @@
 #             ARGS="--seconds 600 --target load"
 # make fuzz-quick ten seconds of it for each, two at a time; CI runs it too
 # make kill   prune, its replacement, save, shards, finetune and experiments killed at 200 random moments each; ARGS="--kills 10"
-# make sanitize the native part under the address and undefined-behaviour sanitizers, in a build folder of its own
+# make sanitize the native part, libtwofour too, under the address and undefined-behaviour sanitizers, in a build folder of its own
 # make sanitize-threads  the same under the thread sanitizer: native calls from several threads, and by teams of them
 # make test-gpu  the tests that need an NVIDIA GPU, and those of its kernels; says so where there is none
 # make bench-gpu OUT=dir   the GPU benchmarks, a JSON record a case; run again, it goes on where it stopped
@@ -230,7 +230,8 @@ $(SANITIZED)/ready $(RACES)/ready: $(VENV)/test.stamp
 	  -Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir)
 	$(BIN)/cmake --build $(@D)/cmake
 	rm -rf $(@D)/package && mkdir -p $(@D)/package && cp -R src/twofour $(@D)/package
-	rm -f $(@D)/package/twofour/native/_ext*.so && cp $(@D)/cmake/_ext*.so $(@D)/package/twofour/native
+	rm -f $(@D)/package/twofour/native/*.so* && cp $(@D)/cmake/_ext*.so $(@D)/package/twofour/native
+	cp $$(ls $(@D)/cmake/libtwofour.so.? $(@D)/cmake/libtwofour.*.dylib 2>/dev/null) $(@D)/package/twofour/native
 	$(BIN)/python -m venv --without-pip $(@D)/venv
 	printf '%s\n' $(abspath $(@D)/package) $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])') \
 	  > $$($(@D)/venv/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/packages.pth
