@@ -33,7 +33,7 @@ def test_a_function_is_shrunk_and_loads_into_its_large_model(run: Any, monkeypat
     refused(
         run("shrink", "zoo_cli:small", "--out", "two", "--input", "64", "--budget", "0.01"),
         "cannot be met",
-        "try     --streams",
+        "--streams every residual stream",
     )
     refused(run("shrink", "zoo_cli:small", "--out", "two", "--budget", "1.5"), "the budget is impossible")
     options = ("--out", "two", "--input", "64", "--drop", "auto")

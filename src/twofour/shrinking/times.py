@@ -215,12 +215,14 @@ def _seen(
     """Return what each layer reads, and how many values it puts out, by the name of its weight."""
     names = first_names(model)
     inputs: dict[str, list[Tensor]] = {}
+    held: dict[Any, Tensor] = {}  # one of each kind of call: layers of one kind are measured once
     values: dict[str, int] = {}
 
     def see(weight: PrunableWeight, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         name = names[id(weight.parameter)]
         values[name] = values.get(name, 0) + answer_of(output).numel()
-        inputs.setdefault(name, []).append(calls.first_input(args, kwargs))
+        x = calls.first_input(args, kwargs)
+        inputs.setdefault(name, []).append(held.setdefault(_kind(weight, x), x))
 
     observed = calls.observing(multiplying(weights), after=see)
     with calls.evaluating(model), calls.without_cache(model), observed:

@@ -252,3 +252,22 @@ def test_layers_that_work_in_place_are_dropped() -> None:
 
     model = nn.Sequential(nn.Linear(8, 8), InPlace(8, 8), InPlace(8, 8), nn.Linear(8, 4)).eval()
     shrink.verify(model, Cut(layers=("1",)), X)
+
+
+def test_a_normalisation_without_tensors_counts_its_channels() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.InstanceNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1)).eval()
+    x = torch.randn(2, 3, 5, 5)
+    small: Any = twofour.shrink(model, x, 0.7, multiple=1)
+    assert small[1].num_features == small[0].out_channels < 8
+    assert small(x).shape == model(x).shape  # torch warns of another number of channels
+    again = shrink.cut(model, shrink.Cut.from_text(shrink.cuts_of(small)[-1].to_text()))
+    assert again.get_submodule("1").num_features == small[1].num_features
+
+
+def test_an_entry_that_stands_in_a_list_twice_may_go_once() -> None:
+    layer = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(layer, layer), nn.Linear(8, 4)).eval()
+    small: Any = twofour.shrink(model, X, 0.99, layers=["1.1"], multiple=1)
+    assert len(small[1]) == 1
+    with pytest.raises(ShrinkError, match="a module that the model lacks"):
+        shrink.cut(model, Cut(layers=("1.2",)))

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from twofour import calls, capture
 from twofour.errors import ShrinkError, cut, explained
+from twofour.layers.modules import named_modules
 from twofour.measure.distance import largest_difference
 from twofour.structure.coupling.group import some
 from twofour.structure.permutation.comparison import EXACT, outputs, outputs_in_float64
@@ -263,6 +264,9 @@ def _handing_on(model: nn.Module, layers: Collection[str]) -> Iterator[list[str]
     with ExitStack() as stack:
         for name in layers:
             layer = model.get_submodule(name)
+            if sum(module is layer for _, module in named_modules(model, again=True)) > 1:  # it stays elsewhere
+                changing.append(name)
+                continue
             stack.callback(layer.register_forward_pre_hook(partial(keep, name), with_kwargs=True).remove)
             stack.callback(layer.register_forward_hook(partial(hand_on, name), with_kwargs=True).remove)
         yield changing

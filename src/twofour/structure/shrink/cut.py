@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from twofour.errors import ShrinkError, cut
@@ -122,7 +123,7 @@ class Cut:
         """How many positions stay, of all axes together."""
         return sum(len(axis.kept) for axis in self.axes)
 
-    @property
+    @cached_property
     def kept(self) -> dict[tuple[str, int], tuple[int, ...]]:
         """Return the positions that stay, by tensor and axis."""
         return {place: axis.kept for axis in self.axes for place in axis.places}

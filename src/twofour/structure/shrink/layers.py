@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from twofour.errors import ShrinkError
+from twofour.layers.modules import named_modules
 
 NUMBERS = ("layer_idx", "layer_id")
 """Attributes in which a layer of transformers holds its own number, for its cache."""
@@ -23,7 +24,7 @@ def require_layers(model: nn.Module, layers: Sequence[str]) -> None:
     Raises:
         ShrinkError: One is none.
     """
-    modules = dict(model.named_modules())
+    modules = dict(named_modules(model, again=True))  # an entry may stand in a list twice
     for name in layers:
         parent = modules.get(name.rpartition(".")[0]) if name in modules else None
         if not isinstance(parent, nn.ModuleList | nn.Sequential):

@@ -95,6 +95,11 @@ def same_axes(module: nn.Module) -> dict[str, int]:
     return dict(next((axes for kind, axes in ROWS if isinstance(module, kind)), {}))
 
 
+def bare_norm(module: object) -> bool:
+    """Whether it is a normalisation of each channel that has no tensor to read its number of channels off."""
+    return isinstance(module, _NormBase) and not _normalisation(module)
+
+
 def is_known(module: nn.Module) -> bool:
     """Whether the layer's sizes are read off its tensors."""
     return _sizes(module) is not None

@@ -27,7 +27,7 @@ from twofour.structure.permutation.comparison import outputs
 from twofour.structure.shrink.agreement import CLOSE, fault, out_of_memory
 from twofour.structure.shrink.channels import COUNTED, Channels, Cuttable, Uncut, joined_by
 from twofour.structure.shrink.cut import Cut
-from twofour.structure.shrink.sizes import is_known
+from twofour.structure.shrink.sizes import bare_norm, is_known
 from twofour.structure.shrink.surgery import masked, require_dense
 
 MOST_CHOICES = 8
@@ -152,6 +152,11 @@ class _Trial:
             for extent in self.extents.get(group.number, ())
             for name in COUNTED
             if extent.counted and getattr(self.modules[extent.module], name, None) == extent.size
+        ]
+        named += [
+            (extent.module, "num_features")
+            for extent in self.extents.get(group.number, ())
+            if len(extent.index) == 1 and extent.size == group.size and bare_norm(self.modules.get(extent.module))
         ]
         if any(int((place.index >= 0).sum()) >= 2 * group.size for place in group.group.places):
             named += [
