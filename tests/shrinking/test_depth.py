@@ -196,3 +196,23 @@ def test_layers_and_widths_of_minilm_share_one_budget(tmp_path: Path) -> None:
         assert len(small.encoder.layer) == 6 - len(report.layers)
         assert len({width.after for width in report.widths}) == 1
     assert lost["auto"] < 1.1 * lost[()]
+
+
+def test_layers_whose_place_counts_stay() -> None:
+    """What comes before a layer is scaled by its place: without one, others get its number, or the last is not scaled."""
+
+    class Placed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.layers, self.head = nn.Linear(16, 32), stack((1e-3, 3.0, 1e-3))[1], nn.Linear(32, 8)
+            self.scales = (0.5, 2.0, 0.25)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            for layer, scale in zip(self.layers, self.scales, strict=False):
+                x = layer(x * scale)
+            return self.head(x)
+
+    small = twofour.shrink(Placed().eval(), ROWS[:2], 0.7, data=[ROWS], layers="auto", multiple=4, progress=False)
+    report = shrinking.report_of(small)
+    assert report is not None and report.layers == ()

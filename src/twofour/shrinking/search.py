@@ -247,10 +247,19 @@ class _Part:
         """What layers and weights give on the data."""
 
         def measured() -> dict[str, Any]:
-            layers = droppable(self.twin, self.of.example)
+            layers = [one for one in droppable(self.twin, self.of.example) if self._goes_alone(one)]
             return energies(self.twin, layers, self.weights, self.of.batches).to_dict()
 
         return Energies.from_dict(self.of.journal.step(f"what layers give{self.without}", measured))
+
+    def _goes_alone(self, layer: str) -> bool:
+        """Whether what follows a layer takes nothing from it but its output, nor from its place in the list."""
+        try:
+            structure.verify(self.twin, Cut(layers=(layer,)), self.of.example)
+        except ShrinkError as error:
+            _log.info("`%s` stays: %s", layer, error)
+            return False
+        return True
 
     @cached_property
     def scaled(self) -> dict[str, Curve]:
