@@ -199,7 +199,7 @@ def test_layers_and_widths_of_minilm_share_one_budget(tmp_path: Path) -> None:
 
 
 def test_layers_whose_place_counts_stay() -> None:
-    """What comes before a layer is scaled by its place: without one, others get its number, or the last is not scaled."""
+    """What a layer reads is scaled by its place: without one, others get its number, or the last is not scaled."""
 
     class Placed(nn.Module):
         def __init__(self) -> None:
