@@ -232,6 +232,17 @@ def test_the_longest_sum_that_is_accepted_fits_and_a_longer_one_is_refused(row: 
         assert whole.abs().max() <= (1 << 31) - 1 and torch.equal(y, whole.float())
 
 
+@each_row([row for row in PLAIN if row.tokens_most > 64])
+def test_blocks_of_tokens_and_long_rows_are_whole(row: BitsMatmul) -> None:
+    columns, out = 4203, 261  # more than one slab of inputs, segment of sums and panel of outputs, the last ones ragged
+    for levels, bits in ((bipolar(1), 1), (twos(2), 4), (TERNARY, 7), (unsigned(1), 8)):
+        weight, quantization = weight_of(levels, out, columns, 1.0), Quantization(1.0, bits=bits)
+        x = codes_of(bits, 67, columns)
+        want = (x.double() @ weight.values().double().T).float()
+        assert want.abs().max() < 1 << 24
+        assert torch.equal(row.run(x, row.prepare(weight), None, Problem(out, quantization=quantization)), want), levels
+
+
 @each_row([row for row in PLAIN if row.layout == "bits_packed"])
 def test_sums_of_places_are_shifted_before_they_pass_32_bits(row: BitsMatmul) -> None:
     columns, quantization = 300_001, Quantization(1.0, bits=8)  # 75,001 inputs a place, at 192 times 128

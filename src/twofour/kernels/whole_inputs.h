@@ -32,6 +32,8 @@ struct Span {
   bool finite;
 };
 
+constexpr int64_t kInputsAhead = 2048;  // that are fetched before they are read, those of the next token among them
+
 template <class V, class X>
 TWOFOUR_INLINE Span span_of(const X* x, int64_t in) {
   constexpr int chains = 4;
@@ -43,6 +45,7 @@ TWOFOUR_INLINE Span span_of(const X* x, int64_t in) {
     TWOFOUR_UNROLL
     for (int c = 0; c < chains; c++) {
       const typename V::reg v = V::load_unaligned(x + k + c * V::width);
+      if (c * V::width % 16 == 0) __builtin_prefetch(x + k + c * V::width + kInputsAhead);
       low[c] = V::min(low[c], v);
       high[c] = V::max(high[c], v);
       broken[c] = V::fma(v, V::zero(), broken[c]);
@@ -80,6 +83,13 @@ template <class V, class X>
 TWOFOUR_INLINE void quantize_token(const X* x, int64_t in, Range range, uint8_t* to, int64_t stride, int most = 255) {
   const Rounder<V> rounder(1.0f / range.scale, range.zero, 0, most);
   int64_t k = 0;
+  if (stride == 8)
+    for (; k + 4 * V::width <= in; k += 4 * V::width) {
+      typename V::ints four[4];
+      TWOFOUR_UNROLL
+      for (int i = 0; i < 4; i++) four[i] = rounder(V::load_unaligned(x + k + i * V::width));
+      V::store_four(to + k, four);
+    }
   for (; k + V::width <= in; k += V::width) V::store_x(rounder(V::load_unaligned(x + k)), to, k, stride);
   if (k < in) V::store_x(rounder(V::load(x + k, in - k)), to, k, stride);
 }

@@ -43,6 +43,16 @@ struct WholeLanes : Lanes {
     store_bytes(to + k / 8 * stride + k % 8, q, width);
 #endif
   }
+  // Four vectors of whole numbers from 0 to 255 as bytes, in order.
+  static TWOFOUR_INLINE void store_four(uint8_t* to, const ints (&v)[4]) {
+#if defined(TWOFOUR_SET_avx512)
+    const ints words = _mm512_packus_epi32(v[0], v[1]), more = _mm512_packus_epi32(v[2], v[3]);
+    const ints order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, _mm512_packus_epi16(words, more)));
+#else
+    for (int i = 0; i < 4; i++) store_x(v[i], to, i * width, 8);
+#endif
+  }
 #if defined(TWOFOUR_SET_avx2) && !defined(TWOFOUR_SET_avx512)
   static TWOFOUR_INLINE int64_t low_bytes(ints v) {
     const ints low = _mm256_shuffle_epi8(v, _mm256_set1_epi32(0x0c080400));

@@ -120,7 +120,10 @@ class Planes:
 
 
 class Tables:
-    """Six bits of a plane in a byte, [panel][plane][inputs / 6][4 vectors][32][2 halves of a vector's outputs]."""
+    """Some bits of a plane in a byte, [panel][plane][inputs / some][vectors][32][2 halves of a vector's outputs]."""
+
+    def __init__(self, inputs: int, vectors: int) -> None:
+        self.inputs, self.vectors = inputs, vectors
 
     def stored(self, levels: Levels) -> tuple[int, int, int]:
         """See `Layout.stored`: the codes themselves."""
@@ -128,16 +131,16 @@ class Tables:
 
     def to_bytes(self, codes: Tensor, levels: Levels) -> Tensor:
         """See `Layout.to_bytes`."""
-        sixes = _padded(codes, 6).view(len(codes), -1, 6)
-        planes = [sum((sixes[..., i] >> p & 1) << i for i in range(6)) for p in range(levels.bits)]
+        some = _padded(codes, self.inputs).view(len(codes), -1, self.inputs)
+        planes = [sum((some[..., i] >> p & 1) << i for i in range(self.inputs)) for p in range(levels.bits)]
         outputs = torch.stack([plane for plane in planes if isinstance(plane, Tensor)], 1)
-        return outputs.view(-1, 4, 2, 32, *outputs.shape[1:]).permute(0, 4, 5, 1, 3, 2).flatten()
+        return outputs.view(-1, self.vectors, 2, 32, *outputs.shape[1:]).permute(0, 4, 5, 1, 3, 2).flatten()
 
     def to_codes(self, data: Tensor, out: int, columns: int, levels: Levels) -> Tensor:
         """See `Layout.to_codes`."""
-        outputs = data.view(-1, levels.bits, -(-columns // 6), 4, 32, 2).permute(0, 3, 5, 4, 1, 2)
-        planes = outputs.reshape(out, levels.bits, -1)
-        ones = torch.stack([planes >> i & 1 for i in range(6)], -1).flatten(2)[:, :, :columns]
+        order = data.view(-1, levels.bits, -(-columns // self.inputs), self.vectors, 32, 2)
+        planes = order.permute(0, 3, 5, 4, 1, 2).reshape(out, levels.bits, -1)
+        ones = torch.stack([planes >> i & 1 for i in range(self.inputs)], -1).flatten(2)[:, :, :columns]
         shifts = torch.arange(levels.bits, dtype=torch.uint8, device="cpu")[:, None]
         return (ones << shifts).sum(1, dtype=torch.uint8)
 
@@ -152,7 +155,8 @@ LAYOUTS: dict[str, Layout] = {
     "bits_bytes": Bytes(),
     "bits_packed": PackedCodes(),
     "bits_planes": Planes(),
-    "bits_tables": Tables(),
+    "bits_tables": Tables(6, 4),
+    "bits_fours": Tables(4, 2),
     GROUPS: PackedCodes(),
 }
 """Name of a layout -> its order."""

@@ -116,9 +116,9 @@ TWOFOUR_INLINE void plane_words(const uint64_t* weights, const Inputs& inputs, i
   }
 }
 
-// Sums of `columns` vectors of outputs for T tokens, to sums[vector of V][T][V::width].
+// Sums of `columns` vectors of outputs for T tokens, to sums[vector of V][stride tokens][V::width].
 template <class P, int T, class Inputs>
-TWOFOUR_NOINLINE void plane_tile(const uint64_t* w, const Inputs& x, const PlaneShape& s, int32_t* sums) {
+TWOFOUR_NOINLINE void plane_tile(const uint64_t* w, const Inputs& x, const PlaneShape& s, int64_t stride, int32_t* sums) {
   using Word = typename P::Word;
   constexpr int width = P::V::width;
   Word sum[T][P::columns] = {};
@@ -151,29 +151,11 @@ TWOFOUR_NOINLINE void plane_tile(const uint64_t* w, const Inputs& x, const Plane
   for (int c = 0; c < P::columns; c++) {
     TWOFOUR_UNROLL
     for (int t = 0; t < T; t++)
-      P::store_low(sums + (c * P::lanes / width * T + t) * width + c * P::lanes % width, sum[t][c]);
+      P::store_low(sums + (c * P::lanes / width * stride + t) * width + c * P::lanes % width, sum[t][c]);
   }
 }
 
-template <class P>
-void plane_panels(const Matmul& a, const BitsWeight& w, const uint64_t* x, const PlaneShape& s, const TokenFacts& facts,
-                  int64_t first, int64_t count, int64_t begin, int64_t end) {
-  using V = typename P::V;
-  constexpr int outputs = P::columns * P::lanes;
-  alignas(64) int32_t sums[P::tokens * outputs];
-  for (int64_t p = begin; p < end; p++) {
-    const auto* weights = reinterpret_cast<const uint64_t*>(w.panel(p));
-    for (int64_t c = 0; c < kPlanesPanel && p * kPlanesPanel + c < a.out_features; c += outputs)
-      for (int64_t t = 0; t < count;) {
-        const int64_t some = count - t >= P::tokens ? P::tokens : 1;
-        const TokenRows<uint64_t> inputs{x + t * s.x_bits * s.words, s.x_bits * s.words};
-        (some == P::tokens ? plane_tile<P, P::tokens, TokenRows<uint64_t>> : plane_tile<P, 1, TokenRows<uint64_t>>)(
-            weights + c, inputs, s, sums);
-        finish_codes<V>(a, w, sums, outputs / V::width, some, facts, first + t, some, p * kPlanesPanel + c);
-        t += some;
-      }
-  }
-}
+constexpr int64_t kPlanesTokens = 32;  // whose sums become answers together
 
 inline int64_t bits_of(int32_t most) {
   int64_t bits = 1;
@@ -196,6 +178,31 @@ template <class P>
 int64_t planes_workspace(const Matmul& a) {
   const BitsPlan plan = planes_plan<P>(a);
   return round_up(plan.bytes(), 64) + (a.threads > 1 ? a.threads : 1) * plan.padded;
+}
+
+// Panels [begin, end) for `count` tokens from `first` of the call on, whose planes are `x`.
+template <class P>
+void plane_panels(const Matmul& a, const BitsWeight& w, const uint64_t* x, const PlaneShape& s, const TokenFacts& facts,
+                  int64_t first, int64_t count, int64_t begin, int64_t end) {
+  using V = typename P::V;
+  constexpr int64_t outputs = P::columns * P::lanes;
+  const int64_t token = s.x_bits * s.words;
+  alignas(64) int32_t sums[kPlanesTokens * outputs];
+  for (int64_t p = begin; p < end; p++) {
+    const auto* weights = reinterpret_cast<const uint64_t*>(w.panel(p));
+    for (int64_t c = 0; c < kPlanesPanel && p * kPlanesPanel + c < a.out_features; c += outputs)
+      for (int64_t t = 0; t < count; t += kPlanesTokens) {
+        const int64_t together = least(kPlanesTokens, count - t);
+        for (int64_t i = 0; i < together;) {
+          const int64_t some = together - i >= P::tokens ? P::tokens : 1;
+          fetch_answers(a, first + t + i, some, p * kPlanesPanel + c, outputs);
+          (some == P::tokens ? plane_tile<P, P::tokens, TokenRows<uint64_t>> : plane_tile<P, 1, TokenRows<uint64_t>>)(
+              weights + c, TokenRows<uint64_t>{x + (t + i) * token, token}, s, kPlanesTokens, sums + i * V::width);
+          i += some;
+        }
+        finish_codes<V>(a, w, sums, outputs / V::width, kPlanesTokens, facts, first + t, together, p * kPlanesPanel + c);
+      }
+  }
 }
 
 template <class P>

@@ -1,6 +1,6 @@
-// Tables: the 64 sums of 6 codes of a token that 6 bits of a weight can pick are looked up for 64 outputs by one vpermb,
-// whatever the bits of a code. Sums of lookups stay bytes as long as they fit, then 16 bits, then 32. Inputs of more than
-// four bits are two halves, so that several lookups fit a byte. Included by AVX-512 sources with VBMI; internal linkage.
+// Tables: the 64 sums of 6 codes of a token that 6 bits of a weight can pick are looked up, whatever the bits of a code: where
+// they fit bytes (codes of up to four bits), for 64 outputs by one vpermb, and sums of lookups stay bytes as long as they fit,
+// then 16 bits, then 32; else for 32 outputs by one vpermi2w. Included by AVX-512 sources with VBMI; internal linkage.
 #pragma once
 
 #include <cstdint>
@@ -13,34 +13,26 @@ namespace {
 using twofour::kTablesInputs;
 using twofour::kTablesPanel;
 
-constexpr int64_t kTablesChunk = 64;   // groups whose tables of a pair of tokens and bytes of a panel fit L1 together
-constexpr int64_t kTablesTokens = 16;  // tokens that have their tables at once
-constexpr int64_t kTablesPanels = 16;  // panels that are gone through with them
+constexpr int64_t kTablesChunk = 64;   // groups whose bytes of a panel stay in L1 while tables of all tokens pass
+constexpr int64_t kTablesPanels = 16;  // panels that are gone through with the tables of a chunk
 constexpr int kTablesVectors = 4;      // of outputs in a panel
 constexpr int64_t kPairSums = 2 * kTablesVectors * 2 * 32;  // numbers of 16 bits: tokens, vectors, even and odd outputs
 
-// Half `h` of the bits of a code: from bit `shift` on, up to `most`.
-struct CodeHalf {
-  int shift, most;
-  int64_t per_byte() const { return 255 / (kTablesInputs * most); }      // lookups whose sum fits a byte
-  int64_t per_word() const { return 65535 / (kTablesInputs * most); }    // 16 bits
-};
-
-struct CodeHalves {
-  int count;
-  CodeHalf half[2];
-  explicit CodeHalves(int32_t most) {
-    int bits = 1;
-    while (most >> bits != 0) bits++;
-    const int low = bits > 4 ? (bits + 1) / 2 : bits;
-    count = bits > 4 ? 2 : 1;
-    half[0] = {0, (1 << low) - 1};
-    half[1] = {low, (1 << (bits - low)) - 1};
-  }
+// What follows from the greatest code of an input.
+struct TableSums {
+  bool bytes;          // whether a table's entries are bytes, not words
+  int64_t entry;       // bytes of a table
+  int64_t tokens;      // that have their tables at once
+  int64_t per_byte, per_word;  // lookups whose sum fits
+  explicit TableSums(int32_t most)
+      : bytes(most <= 15), entry(bytes ? 64 : 128), tokens(bytes ? 32 : 16), per_byte(255 / (kTablesInputs * most)),
+        per_word(65535 / (kTablesInputs * most)) {}
+  int64_t chunk() const { return bytes || per_word > kTablesChunk ? kTablesChunk : per_word; }
 };
 
 struct Spread {
   alignas(64) uint8_t code[3][64], low[4][64], high[4][64];
+  alignas(64) uint16_t code_words[3][32], low_words[2][32], high_words[2][2][32];
 };
 constexpr Spread spread_of_tables() {
   Spread s{};
@@ -51,19 +43,24 @@ constexpr Spread spread_of_tables() {
       s.high[g][j] = static_cast<uint8_t>(16 * g + 8 + j / 8);
     }
   }
+  for (int j = 0; j < 32; j++) {
+    for (int b = 0; b < 3; b++) s.code_words[b][j] = s.code[b][j];
+    for (int g = 0; g < 2; g++) {
+      s.low_words[g][j] = s.low[g][j];
+      for (int h = 0; h < 2; h++) s.high_words[g][h][j] = s.high[g][32 * h + j];
+    }
+  }
   return s;
 }
 
-// Tables of `groups` groups of 6 codes, 64 bytes each, `stride` apart: of four groups the 8 sums of every 3 codes first,
-// then each group's 64 of its two.
-TWOFOUR_NOINLINE void token_tables(const uint8_t* codes, CodeHalf half, int64_t groups, uint8_t* to, int64_t stride) {
+// Tables of `groups` groups of 6 codes, bytes, `stride` apart: of four groups the 8 sums of every 3 codes first, then each
+// group's 64 of its two.
+TWOFOUR_NOINLINE void byte_tables(const uint8_t* codes, int64_t groups, uint8_t* to, int64_t stride) {
   static constexpr Spread spread = spread_of_tables();
-  const __m512i most = _mm512_set1_epi8(static_cast<char>(half.most));
-  const __m128i shift = _mm_cvtsi32_si128(half.shift);
   constexpr __mmask64 has[3] = {0xaaaaaaaaaaaaaaaa, 0xcccccccccccccccc, 0xf0f0f0f0f0f0f0f0};
   for (int64_t g = 0; g < groups; g += 4) {
-    __m512i v = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + kTablesInputs * g)));
-    v = _mm512_and_si512(_mm512_srl_epi16(v, shift), most);
+    const auto* from = reinterpret_cast<const __m256i*>(codes + kTablesInputs * g);
+    const __m512i v = _mm512_castsi256_si512(_mm256_loadu_si256(from));
     __m512i threes = _mm512_setzero_si512();
     TWOFOUR_UNROLL
     for (int b = 0; b < 3; b++)
@@ -74,6 +71,30 @@ TWOFOUR_NOINLINE void token_tables(const uint8_t* codes, CodeHalf half, int64_t 
       const __m512i low = _mm512_permutexvar_epi8(_mm512_load_si512(spread.low[q]), threes);
       const __m512i high = _mm512_permutexvar_epi8(_mm512_load_si512(spread.high[q]), threes);
       _mm512_store_si512(to + (g + q) * stride, _mm512_add_epi8(low, high));
+    }
+  }
+}
+
+// The same of words, of two groups at a time.
+TWOFOUR_NOINLINE void word_tables(const uint8_t* codes, int64_t groups, uint8_t* to, int64_t stride) {
+  static constexpr Spread spread = spread_of_tables();
+  constexpr __mmask32 has[3] = {0xaaaaaaaa, 0xcccccccc, 0xf0f0f0f0};
+  for (int64_t g = 0; g < groups; g += 2) {
+    const auto* from = reinterpret_cast<const __m128i*>(codes + kTablesInputs * g);
+    const __m512i v = _mm512_castsi256_si512(_mm256_cvtepu8_epi16(_mm_loadu_si128(from)));
+    __m512i threes = _mm512_setzero_si512();
+    TWOFOUR_UNROLL
+    for (int b = 0; b < 3; b++)
+      threes = _mm512_add_epi16(threes, _mm512_maskz_permutexvar_epi16(has[b], _mm512_load_si512(spread.code_words[b]), v));
+    TWOFOUR_UNROLL
+    for (int q = 0; q < 2; q++) {
+      if (g + q >= groups) break;
+      const __m512i low = _mm512_permutexvar_epi16(_mm512_load_si512(spread.low_words[q]), threes);
+      TWOFOUR_UNROLL
+      for (int h = 0; h < 2; h++) {
+        const __m512i high = _mm512_permutexvar_epi16(_mm512_load_si512(spread.high_words[q][h]), threes);
+        _mm512_store_si512(to + (g + q) * stride + 64 * h, _mm512_add_epi16(low, high));
+      }
     }
   }
 }
@@ -139,6 +160,11 @@ TWOFOUR_NOINLINE void table_tile(const uint8_t* tables, const uint8_t* w, int64_
   }
 }
 
+TWOFOUR_INLINE void add_whole(__m256i words, __m128i shift, bool first, int32_t* to) {
+  const __m512i wide = _mm512_sll_epi32(_mm512_cvtepu16_epi32(words), shift);
+  _mm512_store_si512(to, first ? wide : _mm512_add_epi32(wide, _mm512_load_si512(to)));
+}
+
 // Sums of 16 bits of a token and panel, shifted, into whole[16 vectors][stride tokens][16]: added, or the first.
 inline void widen(const uint16_t* sums, int shift, int64_t stride, bool first, int32_t* whole) {
   const __m128i by = _mm_cvtsi32_si128(shift);
@@ -148,78 +174,135 @@ inline void widen(const uint16_t* sums, int shift, int64_t stride, bool first, i
     const __m256i parts[4] = {_mm512_castsi512_si256(even), _mm512_extracti64x4_epi64(even, 1),
                               _mm512_castsi512_si256(odd), _mm512_extracti64x4_epi64(odd, 1)};
     TWOFOUR_UNROLL
-    for (int i = 0; i < 4; i++) {
-      int32_t* to = whole + (v * 4 + i) * stride * 16;
-      const __m512i wide = _mm512_sll_epi32(_mm512_cvtepu16_epi32(parts[i]), by);
-      _mm512_store_si512(to, first ? wide : _mm512_add_epi32(wide, _mm512_load_si512(to)));
+    for (int i = 0; i < 4; i++) add_whole(parts[i], by, first, whole + (v * 4 + i) * stride * 16);
+  }
+}
+
+// Adds the words that `index` picks of a table of two vectors.
+TWOFOUR_INLINE void add_words(__m512i& sum, __m512i index, const __m512i (&table)[2]) {
+  // As instructions of their own: of the builtins gcc 12 copies and stores the sums in every round of a loop.
+  asm("vpermi2w %2, %1, %0" : "+v"(index) : "v"(table[0]), "v"(table[1]));
+  asm("vpaddw %1, %0, %0" : "+v"(sum) : "v"(index));
+}
+
+// Lookups of words for T tokens and a panel, no more than fit 16 bits, shifted, into whole[16 vectors][stride tokens][16]:
+// added, or the first. Of the words of a vector of bytes vpermi2w reads 6 bits, those of the even bytes.
+template <int T>
+TWOFOUR_NOINLINE void word_tile(const uint8_t* tables, const uint8_t* w, int64_t groups, int shift, int64_t stride, bool first,
+                                int32_t* whole) {
+  __m512i sums[T][kTablesVectors][2] = {};
+  for (int64_t g = 0; g < groups; g++, w += kTablesPanel, tables += 2 * 128) {
+    __m512i table[T][2];
+    TWOFOUR_UNROLL
+    for (int t = 0; t < T; t++) {
+      TWOFOUR_UNROLL
+      for (int h = 0; h < 2; h++) table[t][h] = _mm512_load_si512(tables + t * 128 + h * 64);
+    }
+    TWOFOUR_UNROLL
+    for (int v = 0; v < kTablesVectors; v++) {
+      __m512i even = _mm512_load_si512(w + v * 64);
+      asm("" : "+v"(even));  // else gcc loads it again for every token
+      const __m512i odd = _mm512_srli_epi16(even, 8);
+      TWOFOUR_UNROLL
+      for (int t = 0; t < T; t++) {
+        add_words(sums[t][v][0], even, table[t]);
+        add_words(sums[t][v][1], odd, table[t]);
+      }
+    }
+  }
+  const __m128i by = _mm_cvtsi32_si128(shift);
+  TWOFOUR_UNROLL
+  for (int t = 0; t < T; t++) {
+    TWOFOUR_UNROLL
+    for (int i = 0; i < 2 * kTablesVectors; i++) {
+      const __m512i words = sums[t][i / 2][i % 2];
+      add_whole(_mm512_castsi512_si256(words), by, first, whole + (2 * i * stride + t) * 16);
+      add_whole(_mm512_extracti64x4_epi64(words, 1), by, first, whole + ((2 * i + 1) * stride + t) * 16);
     }
   }
 }
 
 // What a member of the team writes: tables of a chunk, sums of 16 bits of a segment, and whole sums.
 struct TablesScratch {
-  int64_t panels, planes, tables, sums, whole;
+  TableSums of;
+  int64_t panels, tables, sums, whole;
   explicit TablesScratch(const Matmul& a)
-      : panels(least(kTablesPanels, ceil_div(a.out_features, kTablesPanel))),
-        planes(static_cast<const BitsHead*>(a.weight)->bits * CodeHalves(a.quantization.x_most).count),
-        tables(kTablesChunk * kTablesTokens * 64), sums(planes * panels * kTablesTokens / 2 * kPairSums * 2),
-        whole(panels * kTablesPanel * kTablesTokens * 4) {}
+      : of(a.quantization.x_most), panels(least(kTablesPanels, ceil_div(a.out_features, kTablesPanel))),
+        tables(kTablesChunk * of.tokens * of.entry),
+        sums(of.bytes ? static_cast<const BitsHead*>(a.weight)->bits * panels * of.tokens / 2 * kPairSums * 2 : 0),
+        whole(panels * kTablesPanel * of.tokens * 4) {}
   int64_t bytes() const { return tables + sums + whole; }
 };
 
 struct TablesWork {
   const Matmul& a;
   const BitsWeight& w;
-  const CodeHalves& halves;
   const TablesScratch& scratch;
+  const TokenFacts& facts;
   char* memory;
   int64_t groups, plane_bytes;
 
-  uint8_t* tables(int64_t pair) const { return reinterpret_cast<uint8_t*>(memory) + pair * kTablesChunk * 128; }
+  uint8_t* tables(int64_t pair) const {
+    return reinterpret_cast<uint8_t*>(memory) + pair * kTablesChunk * 2 * scratch.of.entry;
+  }
   uint16_t* sums(int64_t plane, int64_t panel, int64_t pair) const {
     return reinterpret_cast<uint16_t*>(memory + scratch.tables) +
-           ((plane * scratch.panels + panel) * (kTablesTokens / 2) + pair) * kPairSums;
+           ((plane * scratch.panels + panel) * (scratch.of.tokens / 2) + pair) * kPairSums;
   }
   int32_t* whole(int64_t panel) const {
-    return reinterpret_cast<int32_t*>(memory + scratch.tables + scratch.sums) + panel * kTablesPanel * kTablesTokens;
+    return reinterpret_cast<int32_t*>(memory + scratch.tables + scratch.sums) + panel * kTablesPanel * scratch.of.tokens;
+  }
+  const uint8_t* bytes(int64_t panel, int64_t plane, int64_t group) const {
+    return reinterpret_cast<const uint8_t*>(w.panel(panel)) + plane * plane_bytes + group * kTablesPanel;
   }
 
-  // The lookups of groups [begin, begin + count) of one half of the codes.
-  void chunk(int h, const uint8_t* codes, int64_t stride, int64_t tokens, int64_t panel, int64_t panels, int64_t begin,
+  // The lookups of groups [begin, begin + count); `first`: of a segment.
+  void chunk(const uint8_t* codes, int64_t stride, int64_t tokens, int64_t panel, int64_t panels, int64_t begin,
              int64_t count, bool first) const {
-    const CodeHalf half = halves.half[h];
     for (int64_t t = 0; t < tokens; t++)
-      token_tables(codes + t * stride + begin * kTablesInputs, half, count, tables(t / 2) + t % 2 * 64, 128);
+      (scratch.of.bytes ? byte_tables : word_tables)(codes + t * stride + begin * kTablesInputs, count,
+                                                     tables(t / 2) + t % 2 * scratch.of.entry, 2 * scratch.of.entry);
     for (int64_t p = 0; p < panels; p++)
       for (int64_t plane = 0; plane < w.head.bits; plane++) {
-        const auto* bytes = reinterpret_cast<const uint8_t*>(w.panel(panel + p)) + plane * plane_bytes + begin * kTablesPanel;
-        for (int64_t t = 0; t < tokens; t += 2)
-          (tokens - t > 1 ? table_tile<2> : table_tile<1>)(tables(t / 2), bytes, count, half.per_byte(), first,
-                                                          sums(plane * halves.count + h, p, t / 2));
+        const uint8_t* from = bytes(panel + p, plane, begin);
+        for (int64_t t = 0; t < tokens; t += 2) {
+          const bool two = tokens - t > 1;
+          if (scratch.of.bytes) {
+            (two ? table_tile<2> : table_tile<1>)(tables(t / 2), from, count, scratch.of.per_byte, first, sums(plane, p, t / 2));
+          } else {
+            (two ? word_tile<2> : word_tile<1>)(tables(t / 2), from, count, static_cast<int>(plane), scratch.of.tokens,
+                                                begin == 0 && plane == 0, whole(p) + t * 16);
+          }
+        }
       }
   }
-  void widen_all(int h, int64_t tokens, int64_t panels, bool first) const {
-    for (int64_t p = 0; p < panels; p++)
-      for (int64_t plane = 0; plane < w.head.bits; plane++)
-        for (int64_t t = 0; t < tokens; t++)
-          widen(sums(plane * halves.count + h, p, t / 2) + t % 2 * (kPairSums / 2),
-                static_cast<int>(plane) + halves.half[h].shift, kTablesTokens, first && plane == 0, whole(p) + t * 16);
+  void widen_panel(int64_t p, int64_t tokens, bool first) const {
+    for (int64_t plane = 0; plane < w.head.bits; plane++)
+      for (int64_t t = 0; t < tokens; t++)
+        widen(sums(plane, p, t / 2) + t % 2 * (kPairSums / 2), static_cast<int>(plane), scratch.of.tokens,
+              first && plane == 0, whole(p) + t * 16);
   }
-  // Whole sums of up to kTablesTokens tokens and `panels` panels from `panel` on.
-  void run(const uint8_t* codes, int64_t stride, int64_t tokens, int64_t panel, int64_t panels) const {
-    for (int h = 0; h < halves.count; h++) {
-      const int64_t segment = halves.half[h].per_word() / kTablesChunk * kTablesChunk;
-      for (int64_t s = 0; s < groups; s += segment) {
-        const int64_t stop = least(groups, s + segment);
-        for (int64_t g = s; g < stop; g += kTablesChunk)
-          chunk(h, codes, stride, tokens, panel, panels, g, least(kTablesChunk, stop - g), g == s);
-        widen_all(h, tokens, panels, h == 0 && s == 0);
+  // Answers of up to of.tokens tokens, `first` of the call the first of them, and `panels` panels from `panel` on.
+  void run(const uint8_t* codes, int64_t stride, int64_t first, int64_t tokens, int64_t panel, int64_t panels) const {
+    const int64_t chunks = scratch.of.chunk(), segment = scratch.of.bytes ? scratch.of.per_word / chunks * chunks : groups;
+    for (int64_t s = 0; s < groups; s += segment) {
+      const int64_t stop = least(groups, s + segment);
+      for (int64_t g = s; g < stop; g += chunks)
+        chunk(codes, stride, tokens, panel, panels, g, least(chunks, stop - g), g == s);
+      for (int64_t p = 0; p < panels; p++) {
+        const int64_t row = (panel + p) * kTablesPanel;
+        if (stop == groups) fetch_answers(a, first, tokens, row, kTablesPanel);
+        if (scratch.of.bytes) widen_panel(p, tokens, s == 0);
+        if (stop == groups)
+          finish_codes<WholeLanes>(a, w, whole(p), kTablesPanel / 16, scratch.of.tokens, facts, first, tokens, row);
       }
     }
   }
 };
 
-inline BitsPlan tables_plan(const Matmul& a) { return BitsPlan(a, padded_inputs(a.in_features), kTablesTokens); }
+inline BitsPlan tables_plan(const Matmul& a) {
+  return BitsPlan(a, padded_inputs(a.in_features), TableSums(a.quantization.x_most).tokens);
+}
 
 inline int64_t tables_workspace(const Matmul& a) {
   return round_up(tables_plan(a).bytes(), 64) + (a.threads > 1 ? a.threads : 1) * TablesScratch(a).bytes();
@@ -230,16 +313,15 @@ inline void tables_product(const Matmul& a) {
   const BitsWeight w(*twofour::bits_layout("bits_tables"), a.weight, a.out_features, a.in_features);
   const BitsPlan plan = tables_plan(a);
   const TokenFacts facts(a.workspace, a.tokens);
-  const CodeHalves halves(a.quantization.x_most);
   const TablesScratch scratch(a);
   auto* memory = static_cast<char*>(a.workspace);
   auto* x = reinterpret_cast<uint8_t*>(memory + plan.facts);
   with_team(a.threads, [&](const Team& team) {
     const int64_t groups = ceil_div(a.in_features, kTablesInputs);
-    const TablesWork work{a, w, halves, scratch, memory + round_up(plan.bytes(), 64) + team.me * scratch.bytes(), groups,
+    const TablesWork work{a, w, scratch, facts, memory + round_up(plan.bytes(), 64) + team.me * scratch.bytes(), groups,
                           groups * kTablesPanel};
     for (int64_t pass = 0; pass < a.tokens; pass += plan.per_pass) {
-      const int64_t count = least(plan.per_pass, a.tokens - pass), blocks = ceil_div(count, kTablesTokens);
+      const int64_t count = least(plan.per_pass, a.tokens - pass), blocks = ceil_div(count, scratch.of.tokens);
       if (pass > 0) team.barrier();  // the last tokens are still being read
       for (int64_t t = team.me; t < count; t += team.size)
         token_codes<WholeLanes>(a, pass + t, x + t * plan.token_bytes, plan.padded, facts);
@@ -250,12 +332,8 @@ inline void tables_product(const Matmul& a) {
       else team.share(w.panels, 1, &p0, &p1);
       for (int64_t p = p0; p < p1; p += scratch.panels)
         for (int64_t b = b0; b < b1; b++) {
-          const int64_t first = b * kTablesTokens, some = least(kTablesTokens, count - first);
-          const int64_t panels = least(scratch.panels, p1 - p);
-          work.run(x + first * plan.token_bytes, plan.token_bytes, some, p, panels);
-          for (int64_t q = 0; q < panels; q++)
-            finish_codes<WholeLanes>(a, w, work.whole(q), kTablesPanel / 16, kTablesTokens, facts, pass + first, some,
-                                     (p + q) * kTablesPanel);
+          const int64_t from = b * scratch.of.tokens, some = least(scratch.of.tokens, count - from);
+          work.run(x + from * plan.token_bytes, plan.token_bytes, pass + from, some, p, least(scratch.panels, p1 - p));
         }
     }
   });

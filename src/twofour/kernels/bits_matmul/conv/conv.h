@@ -237,7 +237,7 @@ struct PlaneTiles {
   static int64_t take(int64_t left) { return left >= tokens ? tokens : 1; }
   void run(const char* from, int64_t row, const Inputs& inputs, int64_t count, int32_t* sums) const {
     const auto* weights = reinterpret_cast<const uint64_t*>(from) + row;
-    (count == tokens ? plane_tile<P, P::tokens, Inputs> : plane_tile<P, 1, Inputs>)(weights, inputs, shape, sums);
+    (count == tokens ? plane_tile<P, P::tokens, Inputs> : plane_tile<P, 1, Inputs>)(weights, inputs, shape, count, sums);
   }
 };
 
