@@ -20,6 +20,8 @@ constexpr int kMostOfDigits = (1 << 22) - 1;  // the greatest such q: Lanes::to_
 constexpr uint32_t kDigitsAround = 0x808080;  // what makes digits from -128 on those from 0 on
 constexpr int64_t kGroupsAhead = 8192;  // bytes of weights that are fetched before they are read: best of 1, 2, 4, 8 KB
 
+constexpr int64_t kGroupNumbers = 6 * kBytesPanel;  // bytes of scales and sums before the codes of a group, fetched as they are
+
 // Tokens in the workspace: the facts of all, then of each of a pass its rows of bytes (one, or three) and their sums in
 // every group.
 template <class D>
@@ -129,6 +131,8 @@ TWOFOUR_INLINE void add_group(const GroupTile& tile, int64_t g, int64_t output,
   const char* codes = group + tile.shape.codes + output * 4;
   const uint8_t* x = tile.x + g * tile.shape.inputs;
   const int32_t around = kCodesAround * tile.a.quantization.x_factor;
+  TWOFOUR_UNROLL
+  for (int64_t b = 0; b < kGroupNumbers; b += 64) __builtin_prefetch(group + kGroupsAhead + b);
   CodeSums<D, bits, T * R> sums_of;
   for (int64_t b = 0; b < tile.shape.blocks; b++, codes += kBytesPanel * 4, x += 4 * per) {
     typename D::Sum packed[D::columns];
