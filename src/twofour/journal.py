@@ -34,11 +34,12 @@ class Pace:
 
     Args:
         kinds: The kind of each step to come, in their order.
-        usual: Kind -> seconds of such a step on another machine; only their proportions count once a step is done.
+        usual: Kind -> seconds of such a step elsewhere; what steps take here corrects them, by as much as is done.
     """
 
     def __init__(self, kinds: Sequence[str], usual: Mapping[str, float]) -> None:
         self._ahead, self._usual = list(kinds), dict(usual)
+        self._whole = sum(self._usual[kind] for kind in kinds) or 1.0
         self._took: defaultdict[str, list[float]] = defaultdict(list)
         self._began: float | None = None
 
@@ -61,7 +62,7 @@ class Pace:
             return sum(took) / len(took)
         spent = sum(sum(took) for took in self._took.values())
         usual = sum(self._usual[kind] * len(took) for kind, took in self._took.items())
-        return self._usual[kind] * (spent / usual if usual else 1.0)
+        return self._usual[kind] * (spent + self._whole) / (usual + self._whole)  # one short step says little
 
     def left(self) -> float:
         """Return the seconds left; a step that takes longer than expected counts as nearly done."""
