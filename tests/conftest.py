@@ -57,6 +57,14 @@ def no_tracing_stays() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def fast_paths_stay() -> Iterator[None]:
+    """Put torch's switch of its fast paths back, by which compiled encoders decide whether they leave padding out."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    yield
+    torch.backends.mha.set_fastpath_enabled(before)
+
+
+@pytest.fixture(autouse=True)
 def no_whole_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a whole model of a few microseconds beats the dense one is for a quiet machine to say: here they tie."""
     monkeypatch.setattr("twofour.compiler.against_dense.milliseconds", lambda calls: dict.fromkeys(calls, 1.0))

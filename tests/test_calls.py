@@ -108,3 +108,15 @@ def test_complex_outputs_are_compared_as_numbers() -> None:
     assert distance([want * 1.01], [want]) == pytest.approx(0.01, rel=1e-3)
     assert largest_difference([want * 1.01], [want], least=1.0) == pytest.approx(0.01, rel=1e-3)
     assert largest_difference([torch.tensor([2])], [torch.tensor([1])]) == float("inf")
+
+
+def test_fast_paths_come_back_whoever_leaves_first() -> None:
+    """Threads and generators leave in another order than they came in."""
+    first, second = calls.without_fast_paths(), calls.without_fast_paths()
+    assert torch.backends.mha.get_fastpath_enabled()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not torch.backends.mha.get_fastpath_enabled(), "the second is inside still"
+    second.__exit__(None, None, None)
+    assert torch.backends.mha.get_fastpath_enabled()

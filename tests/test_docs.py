@@ -16,7 +16,11 @@ from twofour.kernels.table import listing
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += sorted((ROOT / "src").rglob("README.md"))
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+LONG = {"12_sentence_transformers"}
+EXAMPLES = [
+    pytest.param(example, marks=[pytest.mark.long] * (example.stem in LONG), id=example.stem)
+    for example in sorted((ROOT / "examples").glob("*.py"))
+]
 
 
 def text(*names: str) -> str:
@@ -107,7 +111,7 @@ def test_figures_that_pages_name_are_drawn_by_a_program() -> None:
     assert [name for name in sorted(names) if f'{name}"' not in programs] == []
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+@pytest.mark.parametrize("example", EXAMPLES)
 def test_examples_run(example: Path, times_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(example.read_text().splitlines()) < 60
     if "sentence_transformers" in example.stem and importlib.util.find_spec("sentence_transformers") is None:
@@ -141,8 +145,8 @@ def test_the_readme_code_runs(times_cache: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     "page",
     [
-        *("docs/blocks.md", "docs/shrink.md", "docs/deploy_llm.md", "docs/deploy_cnn.md"),
-        pytest.param("docs/deploy_encoder.md", marks=pytest.mark.long),
+        *("docs/blocks.md", "docs/shrink.md"),
+        *(pytest.param(f"docs/deploy_{what}.md", marks=pytest.mark.long) for what in ("encoder", "llm", "cnn")),
     ],
 )
 def test_the_programs_of_pages_run(

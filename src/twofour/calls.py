@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass
@@ -159,15 +160,41 @@ def without_cache(model: nn.Module) -> Iterator[None]:
             config.use_cache = True
 
 
+class _FastPaths:
+    """How many ask for torch's fast paths to be off, and how they were before the first of them: one for the process.
+
+    Threads and generators leave in another order than they came in, so that each putting back what it met would leave
+    them off for good.
+    """
+
+    def __init__(self) -> None:
+        self.lock, self.inside, self.before = threading.Lock(), 0, True
+
+    def off(self) -> None:
+        with self.lock:
+            if not self.inside:
+                self.before = torch.backends.mha.get_fastpath_enabled()
+                torch.backends.mha.set_fastpath_enabled(False)
+            self.inside += 1
+
+    def back(self) -> None:
+        with self.lock:
+            self.inside -= 1
+            if not self.inside:
+                torch.backends.mha.set_fastpath_enabled(self.before)
+
+
+_fast_paths = _FastPaths()
+
+
 @contextmanager
 def without_fast_paths() -> Iterator[None]:
     """Keep nn.MultiheadAttention from its fused operator, which passes its layers by and hides what it computes."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
+    _fast_paths.off()
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+        _fast_paths.back()
 
 
 @contextmanager

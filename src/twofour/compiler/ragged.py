@@ -162,7 +162,8 @@ def _with_padding(index: int, guard: Guard, example: Sequence[Any]) -> list[Any]
     sequences, length = leaves[index].shape
     parts = max(2, min(sequences, MOST_SEQUENCES))
     real = [max(1, length * (sequence % parts + 1) // parts) for sequence in range(sequences)]
-    leaves[index] = (torch.arange(length, device="cpu") < torch.tensor(real, device="cpu")[:, None]).to(mask.dtype)
+    ends = torch.tensor(real, dtype=torch.int64, device="cpu")
+    leaves[index] = (torch.arange(length, device="cpu") < ends[:, None]).to(mask.dtype)
     return leaves
 
 
@@ -176,7 +177,7 @@ def _require_mask(module: fx.GraphModule, index: int, leaves: Sequence[Any]) -> 
     draw = torch.Generator().manual_seed(0)
     given = list(leaves)
     for share in (0.3, 0.7):
-        real = torch.rand(leaves[index].shape, generator=draw, device="cpu") < share
+        real = torch.rand(leaves[index].shape, generator=draw, dtype=torch.float32, device="cpu") < share
         real[:, 0] = True
         given[index] = real.to(leaves[index].dtype)
         for mask in program(*given):
@@ -209,7 +210,7 @@ def _require_agreement(
     """
     draw = torch.Generator().manual_seed(1)
     mask = leaves[found.mask]
-    holes = torch.rand(mask.shape, generator=draw, device="cpu") < 0.5
+    holes = torch.rand(mask.shape, generator=draw, dtype=torch.float32, device="cpu") < 0.5
     holes[:, 0] = True
     for real in (mask != 0, holes):
         given = list(leaves)

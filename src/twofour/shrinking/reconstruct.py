@@ -117,7 +117,7 @@ def _over(module: nn.Module, name: str, plan: Cut, kept: tuple[int, ...]) -> Cal
             return None
         if x.shape[axis] != size:
             return None
-        places = torch.tensor(kept, device=x.device)
+        places = torch.tensor(kept, dtype=torch.int64, device=x.device)
         return output.index_copy(axis, places, narrow(x.index_select(axis, places)).to(output.dtype))
 
     return put

@@ -16,7 +16,7 @@ def reference(
     found = real.flatten().nonzero().flatten()
     rows = torch.cat([found, found[:1].expand(room - len(found))])
     ends = real.sum(1).cumsum(0)
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), ends, torch.tensor([room])])
-    places = torch.full(mask.shape, -1, dtype=torch.int64)
-    places.view(-1)[found] = torch.arange(len(found))
+    offsets = torch.cat([ends.new_zeros(1), ends, ends.new_tensor([room])])
+    places = torch.full(mask.shape, -1, dtype=torch.int64, device=mask.device)
+    places.view(-1)[found] = torch.arange(len(found), device=mask.device)
     return rows, offsets, places

@@ -297,7 +297,7 @@ def _identities(model: nn.Module, ends: Mapping[str, Sequence[str]], example: An
     for norm in twin.modules():
         for values in (norm.running_mean, norm.bias) if isinstance(norm, _BatchNorm) else ():
             if values is not None:
-                values.copy_(torch.empty(values.shape, device="cpu").uniform_(0.5, 1.5, generator=generator))
+                values.copy_(torch.empty_like(values, device="cpu").uniform_(0.5, 1.5, generator=generator))
     for name, tensors in ends.items():
         parameters = [twin.get_parameter(tensor) for tensor in tensors]
         before = [parameter.clone() for parameter in parameters]

@@ -269,7 +269,7 @@ class Gates(Scheme):
         """Close what goes, for good: the loss would open it again where nothing pulls."""
         kept, layers = self.keeps()
         for one in self._gated:
-            gone = torch.tensor([one.name in layers], device="cpu") if one.block else ~kept[one.name]
+            gone = torch.tensor([one.name in layers], dtype=torch.bool, device="cpu") if one.block else ~kept[one.name]
             if bool(gone.any()):
                 self._closed[one.name] = gone
                 one.close(gone)
