@@ -83,6 +83,10 @@ void require(const GivenTensor& given, const NamedTensor& wanted, bool output) {
     throw Unfit(text_of(wanted) + " stands at an address that is no multiple of a number's size");
 }
 
+// Bytes of the largest arena that is kept for the next run. The system hands out larger ones as zeros, of which only what
+// is written takes memory, whatever a file asks for.
+constexpr int64_t kMostKept = int64_t{1} << 25;
+
 }  // namespace
 
 void Model::run(std::span<const GivenTensor> inputs, std::span<const GivenTensor> outputs) {
@@ -114,14 +118,12 @@ void Model::run(std::span<const GivenTensor> inputs, std::span<const GivenTensor
   for (const Constant& constant : file_.constants) buffers.push_back(constant.data);
   Arena arena = arena_of(program);
   buffers[0] = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(arena.get()) + 63) / 64 * 64);
-  // A program that reads what it did not write finds nothing of another run or of this process.
-  std::memset(buffers[0], 0, static_cast<size_t>(program.arena));
   run_calls(program, buffers);
   for (size_t i = 0; i < answers.size(); i++) {
     const Placed& place = program.places[static_cast<size_t>(answers[i]->where)];
     copy(place.geometry.at(buffers[place.buffer] + place.offset), outputs[i].data);
   }
-  keep(static_cast<size_t>(found - all.begin()), std::move(arena));
+  if (program.arena <= kMostKept) keep(static_cast<size_t>(found - all.begin()), std::move(arena));
 }
 
 // The outputs are written by now: no memory for the list is no failure of the run.
@@ -156,17 +158,20 @@ void Model::run_calls(const Program& program, const std::vector<char*>& buffers)
   }
 }
 
+// Zeros, so that a program that reads what it did not write finds nothing of another run or of this process.
 Model::Arena Model::arena_of(const Program& program) {
+  const auto bytes = static_cast<size_t>(program.arena) + 64;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     auto& idle = idle_[static_cast<size_t>(&program - file_.programs.data())];
     if (!idle.empty()) {
       Arena found = std::move(idle.back());  // the warmest
       idle.pop_back();
+      std::memset(found.get(), 0, bytes);
       return found;
     }
   }
-  Arena found(static_cast<char*>(std::malloc(static_cast<size_t>(program.arena) + 64)), std::free);
+  Arena found(static_cast<char*>(std::calloc(bytes, 1)), std::free);
   if (!found) throw std::bad_alloc();
   return found;
 }
