@@ -50,7 +50,7 @@ Evaluate = Callable[[Task, nn.Module], float]
 Train = Callable[[Task, nn.Module, int, str], float]
 
 
-def measured(task: Task, model: nn.Module, key: str, seed: int, evaluate: Evaluate, train: Train) -> Row:
+def measured(task: Task, model: nn.Module, key: str, seed: int, dense: float, evaluate: Evaluate, train: Train) -> Row:
     """Train one net again, in low bits or in floats.
 
     Args:
@@ -58,6 +58,7 @@ def measured(task: Task, model: nn.Module, key: str, seed: int, evaluate: Evalua
         model: The trained float net; it is changed.
         key: One of `ARMS`.
         seed: Of the batches.
+        dense: The metric of the float net.
         evaluate: Returns the metric of a model.
         train: Trains a model again and returns its metric.
 
@@ -68,12 +69,12 @@ def measured(task: Task, model: nn.Module, key: str, seed: int, evaluate: Evalua
         TrainingError: An answer of whole numbers, or of the compiled model, to a test image differs from the trained
             model's.
     """
-    arm, dense = ARMS[key], evaluate(task, model)
+    arm = ARMS[key]
     begin = time.perf_counter()
     one_shot = dense
     if arm is not None:
         data = task.calibration() if arm.learned else None
-        twofour.quantize(model, arm.weights, arm.inputs, data=data, samples=1000)
+        twofour.quantize(model.eval(), arm.weights, arm.inputs, data=data, samples=1000)
         one_shot = evaluate(task, model)
     value = train(task, model, seed, key)
     seconds = time.perf_counter() - begin

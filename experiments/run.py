@@ -165,11 +165,15 @@ def low_bits(
         torch.set_num_threads(threads)
     subject = LOW_BITS[name]()
     records = Records(f"low-bits-{name}", asdict(subject.metric), record)
+    dense: dict[int, float] = {}  # by the seed that the float net depends on
     for seed in map(int, seeds.split(",")):
         for key in (low_bit_nets.FLOAT, *subject.low_bits):
             if (key, seed) in records.rows or not any(fnmatch.fnmatch(key, glob) for glob in only.split(",")):
                 continue
-            row = low_bit_nets.measured(subject, dense_model(subject, seed), key, seed, _evaluated, _trained)
+            model, of = dense_model(subject, seed), 0 if subject.pretrained else seed
+            if of not in dense:
+                dense[of] = _evaluated(subject, model)
+            row = low_bit_nets.measured(subject, model, key, seed, dense[of], _evaluated, _trained)
             records.add(row)
             console.print(
                 f"{name} seed {seed}: {key}: dense {row.dense:.2f}, rounded {row.one_shot:.2f}, {row.value:.2f}"

@@ -255,7 +255,9 @@ def test_a_row_of_low_bits_is_trained_and_held_to_whole_numbers(key, monkeypatch
     task = toy()
     model = task.network(0)
     monkeypatch.setattr(run, "console", run.Console(quiet=True))
-    row = low_bit_nets.measured(task, model, key, 0, run._evaluated, lambda *given: run._trained(*given))
+    row = low_bit_nets.measured(
+        task, model, key, 0, run._evaluated(task, model), run._evaluated, lambda *given: run._trained(*given)
+    )
     assert row.key == key and row.value > row.dense - 5 and row.epochs == task.epochs
     assert {held.widths.name for held in quantization.of(model).values()} == ({key} if key != "float" else set())
 

@@ -3,7 +3,7 @@
 from tasks.base import Metric, Task
 from tasks.char_gpt import ShakespeareGpt
 from tasks.characters import ShakespeareGru, ShakespeareLstm, WikiTextGru, WikiTextLstm
-from tasks.cifar10 import Cifar10
+from tasks.cifar10 import Cifar10, LowBitsCifar10
 from tasks.digits import DigitsGru
 from tasks.fashion import Fashion
 from tasks.recurrent import Recurrent
@@ -18,7 +18,7 @@ from tasks.wikitext import GradientsWikiText, WikiText
 TASKS: dict[str, type[Task]] = {
     task.name: task for task in (Cifar10, Fashion, Speech, Stsb, Sst2, Sst2Pretrained, WikiText, Stories)
 }
-LOW_BITS: dict[str, type[Task]] = TASKS | {ShakespeareGpt.name: ShakespeareGpt}
+LOW_BITS: dict[str, type[Task]] = TASKS | {task.name: task for task in (LowBitsCifar10, ShakespeareGpt)}
 """Nets that are trained in few bits."""
 GRADIENTS: dict[str, type[Task]] = {
     task.name: task for task in (GradientsCifar10, GradientsCifar10Short, GradientsWikiText)
