@@ -166,6 +166,7 @@ records: $(VENV)/peers.stamp $(VENV)/weights.stamp $(VENV)/demo.stamp $(VENV)/pa
 	$(RECORD) models --record --resume --dtype bfloat16,int8 --only minilm,bert-base --batch 8 --threads 1
 	$(RECORD) models --record --resume --only minilm,bert-base --batch 8 --threads 2 --without torch.compile
 	$(RECORD) embeddings --record --resume
+	$(RECORD) ragged --record --resume --threads 1
 
 # Both end with exit code 0 and a line that says so where there is no GPU. Each stays under eight minutes.
 ON_GPU = $(if $(GPU_PYTHON),$(GPU_PYTHON),$(BIN)/python)

@@ -1,4 +1,4 @@
-"""Records of `embeddings`, `generate` and `shrunk` as Markdown for docs/benchmarks.md: models in use."""
+"""Records of `embeddings`, `generate`, `ragged` and `shrunk` as Markdown for docs/benchmarks.md: models in use."""
 
 from __future__ import annotations
 
@@ -35,6 +35,18 @@ def of_shrunk(records: Sequence[Record]) -> str:
     return markdown([["model, budget of time", *shrunk.HEADS], *(shrunk.line(record) for record in records)])
 
 
+def of_ragged(records: Sequence[Record]) -> str:
+    """Return milliseconds of every candidate, and how many times the fastest runtime's."""
+    names = list(dict.fromkeys(name for record in records for name in record.timings if not name.endswith("(again)")))
+    lines = [["lengths, real tokens; ms", *names]]
+    for record in records:
+        best = min(record.undisturbed(name) for name in record.baseline)
+        share = int(str(record.meta["tokens"])) / int(str(record.meta["places"]))
+        times = (record.undisturbed(name) for name in names)
+        lines.append([f"{record.meta['lengths']}, {share:.0%}", *(f"{1e3 * t:.1f} ({t / best:.2f})" for t in times)])
+    return markdown(lines)
+
+
 TABLES: dict[str, tuple[str, Callable[[Sequence[Record]], str]]] = {
     "embeddings": (
         "`SentenceTransformer.encode` of MiniLM, 512 texts, batches of 32; in brackets how many times torch's rate. "
@@ -44,6 +56,10 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Record]], str]]] = {
     "generate": (
         "`generate()`, 32 tokens behind a prompt of 16; in brackets how many times the rate of the best dense engine.",
         of_generate,
+    ),
+    "ragged": (
+        "MiniLM, 8 sequences padded to 128 tokens, float32, one thread; in brackets over the fastest runtime's time.",
+        of_ragged,
     ),
     "shrunk-float32": (
         "Shrunk to a share of the compiled time, then 2:4; channels by magnitude: time alone is measured.",

@@ -16,6 +16,7 @@ from torch.utils._device import _device_constructors
 
 from tests import shapes
 from twofour import native
+from twofour.calls import fast_paths_are_off
 from twofour.kernels.base import Row
 
 ROOT = Path(__file__).parent.parent
@@ -58,10 +59,10 @@ def no_tracing_stays() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def fast_paths_stay() -> Iterator[None]:
-    """Put torch's switch of its fast paths back, by which compiled encoders decide whether they leave padding out."""
-    before = torch.backends.mha.get_fastpath_enabled()
+    """Fail the test that leaves the fast paths off, torch's or ours: encoders would run slower in all that follow."""
     yield
-    torch.backends.mha.set_fastpath_enabled(before)
+    assert torch.backends.mha.get_fastpath_enabled(), "torch's fast paths were left off"
+    assert not fast_paths_are_off(), "somebody is still inside `without_fast_paths`"
 
 
 @pytest.fixture(autouse=True)

@@ -326,6 +326,9 @@ def test_tables_of_models_in_use(cases):
     times = {"torch eager": 2.0, "twofour graphs": 0.5}
     shown = tables.of_generate([record(times, ("torch eager",), model="gpt2", dtype="float32", new=32)])
     assert "| gpt2, float32, 1 thread | 16.0 (1.00) | 64.0 (4.00) |" in shown
+    times = {"OpenVINO": 8e-3, "twofour dense": 4e-3}
+    shown = tables.of_ragged([record(times, ("OpenVINO",), lengths="mixed", tokens=41, places=100)])
+    assert "| mixed, 41% | 8.0 (1.00) | 4.0 (0.50) |" in shown
     times = {"OpenVINO": 8e-3, "twofour dense": 8e-3, "twofour shrunk": 5e-3}
     shown = tables.of_shrunk([record(times, (), model="a", budget=0.6, promised=0.61)])
     assert "| a, 0.6 | 8.000 | 8.000 | 5.000 | - | 0.610 | 0.625 | - |" in shown

@@ -22,6 +22,7 @@ from cases.records import machine_line
 from models import Subject
 from models.encoder import minilm
 from twofour import engines
+from twofour.calls import without_fast_paths
 from twofour.engines import EAGER, OPENVINO, ORT, values_of
 from twofour.errors import DataError
 from twofour.measure import Record
@@ -142,12 +143,9 @@ class Bench:
 
 
 def _padded(call: Callable[[], Any]) -> Any:
-    """Call with torch's fast paths off, and ours that leave padding out."""
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
+    """Call with padding, as a compilation compares it."""
+    with without_fast_paths():
         return call()
-    finally:
-        torch.backends.mha.set_fastpath_enabled(True)
 
 
 def show(records: Sequence[Record], console: Console) -> None:

@@ -187,6 +187,11 @@ class _FastPaths:
 _fast_paths = _FastPaths()
 
 
+def fast_paths_are_off() -> bool:
+    """Tell whether anybody in the process is inside `without_fast_paths`; torch's own switch does not matter."""
+    return _fast_paths.inside > 0
+
+
 @contextmanager
 def without_fast_paths() -> Iterator[None]:
     """Keep nn.MultiheadAttention from its fused operator, which passes its layers by and hides what it computes."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import twofour
 from tests.compiler.small import quick
+from twofour import calls
 from twofour.compiler import ragged
 from twofour.compiler.ragged import RaggedProgram, room_for
 from twofour.compiler.whole_model import WholeModel
@@ -112,13 +113,19 @@ def test_what_runs_padded_answers_as_before() -> None:
         assert not packs(fast, given)
         with torch.inference_mode():
             torch.testing.assert_close(fast(**given)[0], model(**given)[0], atol=3e-5, rtol=1e-4)
-    enabled = torch.backends.mha.get_fastpath_enabled()
+    with calls.without_fast_paths(), torch.inference_mode():
+        assert not packs(fast, padded())
+        torch.testing.assert_close(fast(**padded())[0], model(**padded())[0], atol=3e-5, rtol=1e-4)
+
+
+def test_packing_does_not_hang_on_torchs_switch() -> None:
+    """Other code may turn torch's own fast paths off for good; a compiled encoder stays as fast as its plan says."""
+    _, fast = dense()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with torch.inference_mode():
-            torch.testing.assert_close(fast(**padded())[0], model(**padded())[0], atol=3e-5, rtol=1e-4)
+        assert packs(fast, padded())
     finally:
-        torch.backends.mha.set_fastpath_enabled(enabled)
+        torch.backends.mha.set_fastpath_enabled(True)
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from twofour.calls import fast_paths_are_off
 from twofour.capture import Guard
 from twofour.compiler.terms import Terms
 from twofour.errors import cut
@@ -67,14 +68,14 @@ class RaggedProgram:
         """Return what the program takes for a batch, None where the padded graph serves it better.
 
         That is a batch of few places of padding; one whose mask is of other sizes, or holds other numbers than 0 and 1,
-        or a sequence that begins with padding, whose first token models read; and any while torch's own fast paths are
-        off.
+        or a sequence that begins with padding, whose first token models read; and any while a compilation or a
+        calibration compares layers, which it does at padded places too.
         """
         mask = leaves[self.mask]
         if leaves[self.batch].shape[:2] != mask.shape:
             return None
         real = real_tokens(mask)
-        if not 0 < real <= MOST_REAL * mask.numel() or not torch.backends.mha.get_fastpath_enabled():
+        if not 0 < real <= MOST_REAL * mask.numel() or fast_paths_are_off():
             return None
         return self.packed(leaves, real)
 
