@@ -127,6 +127,21 @@ def test_a_wrong_group_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.layer == "3.whole.weight:0"
 
 
+def test_gates_that_left_a_wrong_plan_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `twofour.shrink` does: nothing that is closed is missed, the forward takes halves of what stays."""
+    torch.manual_seed(0)
+    model = Halves("chunk")
+    held: Any = gates.attach(model, X, steps=1, multiple=1)
+    monkeypatch.setattr(type(held._found), "tied", property(lambda self: ()))
+    with torch.no_grad():
+        for gated, count in zip(held._gated, (8, 4), strict=True):
+            gated.held[0][0][:count] = 0
+    held.finish().eval()
+    assert set(gates.learned(model).widths.values()) == {(12, 4), (12, 8)}
+    with pytest.raises(ShrinkError, match="would compute something else|does not run"):
+        gates.cut(model, X)
+
+
 class Limited(nn.Module):
     """A number that is equal to a width, and has nothing to do with it."""
 

@@ -174,7 +174,8 @@ def cut(model: nn.Module, example: Any) -> nn.Module:
     Raises:
         TrainingError: No gates were trained in the model, or what goes is not closed: the model was trained on since,
             or the example is too short to show constants.
-        ShrinkError: The model was changed since, or does not run on the example.
+        ShrinkError: The model was changed since, does not run on the example, or the small one would compute something
+            else on it than the large one with zeros in place of what goes.
     """
     plan = learned(model).plan
     if still_open := left_open(model, plan, example):
@@ -182,6 +183,7 @@ def cut(model: nn.Module, example: Any) -> nn.Module:
     identities = handing_on(model, plan.layers, example) if plan.layers else []
     if changing := [name for name in plan.layers if name not in identities]:
         raise _not_closed(changing, f"{some(changing)}, which hands on something else than it gets")
+    shrink.verify(model, plan, example)
     small, bordered = shrink.absorbed(model, plan, example)
     small.__dict__.pop(_LEARNED, None)
     if (reason := shrink.configure(small)) and hasattr(small, "config"):
