@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import twofour
 from twofour.errors import TrainingError
-from twofour.training import Taught, distilled
+from twofour.training import Hidden, Taught, distilled
 
 
 def loader() -> DataLoader:
@@ -134,3 +134,63 @@ def test_answers_of_one_axis() -> None:
 def test_a_teacher_that_is_no_model_is_refused():
     with pytest.raises(TrainingError, match="there is no teacher"):
         Taught(loader(), "x")
+
+
+def layered(width: int = 16) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, width), nn.ReLU(), nn.Linear(width, 16))
+
+
+def test_layers_are_taught_too() -> None:
+    torch.manual_seed(0)
+    teacher, student = layered(), layered(8)
+    inputs, (target, answer, states) = next(iter(Taught(loader(), teacher, layers=["1", "4"])))
+    assert torch.equal(states[0], teacher[:2](inputs)) and torch.equal(states[1], answer) and len(states) == 2
+    with Hidden(student, ["1", "4"], weight=0.3) as hidden:
+        loss = distilled(F.cross_entropy, hidden=hidden)
+        found = loss(student(inputs), (target, answer, states))
+        with pytest.raises(TrainingError, match=r"0 of 2 layers that the student's forward ran, 2 taught"):
+            loss(answer, (target, answer, states))  # one forward is compared once
+        student(inputs)
+        with pytest.raises(TrainingError, match=r"2 of 2 layers .*, 0 taught"):
+            loss(answer, (target, answer))
+    ours = student[:2](inputs), student(inputs)
+    apart = [(a - b).square().sum() / b.square().sum() for a, b in zip(ours, states, strict=True)]
+    plain = distilled(F.cross_entropy)(student(inputs), (target, answer))
+    torch.testing.assert_close(found, plain + 0.3 * (apart[0] + apart[1]) / 2)
+    with Hidden(student, ["2"]) as hidden:
+        wide = next(iter(Taught(loader(), teacher, layers=["2"])))[1]
+        with pytest.raises(TrainingError, match=r"cannot be compared\n  got +\(16, 8\) and \(16, 16\)") as caught:
+            distilled(F.cross_entropy, hidden=hidden)(student(inputs), wide)
+        assert caught.value.layer == "2"
+    assert not any(module._forward_hooks for net in (teacher, student) for module in net.modules())
+
+
+def test_a_student_comes_nearer_by_its_layers() -> None:
+    torch.manual_seed(0)
+    teacher, student = layered(), twofour.prune(layered(), "2:4")
+    held = next(iter(loader()))[0]
+
+    def distance(model: nn.Module) -> float:
+        return float(F.mse_loss(model[:2](held), teacher[:2](held)) / teacher[:2](held).square().mean())  # type: ignore[index]
+
+    with Hidden(student, ["1"]) as hidden:
+        result = twofour.finetune(
+            student,
+            Taught(loader(), teacher, layers=["1"]),
+            loss=distilled(F.cross_entropy, hidden=hidden),
+            optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+            epochs=6,
+            evaluate=distance,
+            progress=False,
+        )
+    assert result.sparse.evaluation < 0.5 * result.sparse.before  # type: ignore[operator]
+
+
+def test_impossible_layers_are_refused() -> None:
+    for layers in (["9"], [], "1"):
+        with pytest.raises(TrainingError, match="no such layers"):
+            Hidden(layered(), layers)
+    with pytest.raises(TrainingError, match="no such layers"):
+        Taught(loader(), layered(), layers=["9"])
+    with pytest.raises(TrainingError, match="`weight` is impossible"):
+        Hidden(layered(), ["1"], weight=-1.0)

@@ -1,13 +1,17 @@
 """Distillation: the dense model teaches the sparse one, through the loader and the loss that training already takes.
 
 Hinton, Vinyals and Dean 2015, "Distilling the Knowledge in a Neural Network" (arXiv 1503.02531), section 2: the mean of
-the training loss and temperature^2 times the divergence of the softened answers.
+the training loss and temperature^2 times the divergence of the softened answers. What layers hand on can be taught too,
+as Romero et al. 2015, "FitNets" (arXiv 1412.6550), and, for each layer of a transformer, Jiao et al. 2020, "TinyBERT"
+(arXiv 1909.10351, equation 8).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass
+from types import TracebackType
 from typing import Any, Literal
 
 import torch
@@ -56,6 +60,92 @@ def answer_of(output: Any) -> Tensor:
     )
 
 
+class Hidden:
+    """What layers of a student hand on, kept from each forward pass inside for the loss of `distilled(hidden=)`.
+
+    Args:
+        student: The model that is trained.
+        layers: Names of its modules, in the order of those that `Taught(layers=)` names of the teacher. Of a module
+            that answers with more than a tensor, `answer_of` says which counts; of several calls, the last.
+        weight: What the mean distance of the layers is multiplied with before it is added to the loss, >= 0.
+
+    Example:
+        >>> layers = [f"encoder.layer.{n}" for n in range(6)]
+        >>> with twofour.training.Hidden(model, layers) as hidden:
+        ...     taught = twofour.training.Taught(loader, teacher, layers=layers)
+        ...     twofour.finetune(model, taught, loss=twofour.training.distilled(loss, hidden=hidden), ...)
+
+    Raises:
+        TrainingError: The model has no such layers, or the weight is impossible.
+    """
+
+    def __init__(self, student: nn.Module, layers: Sequence[str], *, weight: float = 1.0) -> None:
+        if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 <= weight < float("inf"):
+            raise TrainingError("`weight` is impossible", got=repr(weight), wanted="a number of 0 or more")
+        self._modules = _modules(student, layers)
+        self.layers, self.weight = tuple(layers), float(weight)
+        self._seen: dict[str, Tensor] = {}
+        self._observed: AbstractContextManager[None] | None = None
+
+    def __enter__(self) -> Hidden:
+        self._observed = calls.observing(self._modules, after=_keeping(self._seen))
+        self._observed.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._observed is not None:
+            self._observed.__exit__(kind, value, trace)
+        self._observed = None
+        self._seen.clear()
+
+    def distance(self, wanted: Sequence[Tensor]) -> Tensor:
+        """Return the mean over the layers of the squared distance relative to the square of what is wanted, and forget.
+
+        Args:
+            wanted: What the teacher's layers handed on, of the shapes of the student's.
+
+        Raises:
+            TrainingError: The student was not run inside `with`, or the layers do not match.
+        """
+        found = [self._seen[name] for name in self.layers if name in self._seen]
+        self._seen.clear()
+        if len(found) != len(self.layers) or len(found) != len(wanted):
+            raise TrainingError(
+                "the layers of the student and the teacher cannot be compared",
+                got=f"{len(found)} of {len(self.layers)} layers that the student's forward ran, {len(wanted)} taught",
+                wanted="as many of both",
+                remedy="train inside `with Hidden(...) as hidden`, and pass Taught as many layers",
+            )
+        terms = list[Tensor]()
+        for name, state, other in zip(self.layers, found, wanted, strict=True):
+            _require_comparable(state, other, "values", name)
+            other = other.to(state.device)
+            terms.append((state - other).square().mean() / other.square().mean().clamp_min(1e-12))
+        return torch.stack(terms).mean()
+
+
+def _modules(model: nn.Module, layers: Sequence[str]) -> list[tuple[str, nn.Module]]:
+    named = dict(model.named_modules())
+    if isinstance(layers, str) or not layers or any(name not in named for name in layers):
+        missing = layers if isinstance(layers, str) else next((n for n in layers if n not in named), "no layer")
+        raise TrainingError(
+            "the model has no such layers",
+            got=repr(missing),
+            wanted=f"a list of names of modules of {type(model).__name__}",
+            remedy="[name for name, _ in model.named_modules()] has them",
+        )
+    return [(name, named[name]) for name in layers]
+
+
+def _keeping(seen: dict[str, Tensor]) -> Callable[..., None]:
+    def keep(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        seen[name] = answer_of(output)
+
+    return keep
+
+
 class Taught:
     """A loader whose targets carry the teacher's answers: (input, target) -> (input, (target, answer)).
 
@@ -63,12 +153,16 @@ class Taught:
         loader: Yields (input, target) pairs, anew each epoch.
         teacher: The dense model; it answers in evaluation mode, without gradients, on its own device.
         answer: Takes the tensor that the student is to match out of the teacher's output; default: `answer_of`.
+        layers: Names of modules of the teacher whose outputs come along, (input, (target, answer, outputs)), for
+            `Hidden`.
 
     Raises:
-        TrainingError: The teacher is no module, or the loader or `answer` cannot be used.
+        TrainingError: The teacher is no module or has no such layers, or the loader or `answer` cannot be used.
     """
 
-    def __init__(self, loader: Loader, teacher: nn.Module, *, answer: Answer = answer_of) -> None:
+    def __init__(
+        self, loader: Loader, teacher: nn.Module, *, answer: Answer = answer_of, layers: Sequence[str] = ()
+    ) -> None:
         if not isinstance(teacher, nn.Module):
             raise TrainingError(
                 "there is no teacher",
@@ -79,6 +173,7 @@ class Taught:
         require_loader(loader)
         require_called("answer", answer)
         self.loader, self.teacher, self.answer = loader, teacher, answer
+        self._layers = _modules(teacher, layers) if layers else []
 
     def __len__(self) -> int:
         found = length(self.loader)
@@ -90,9 +185,12 @@ class Taught:
         device = next((parameter.device for parameter in self.teacher.parameters()), torch.device("cpu"))
         for batch in self.loader:
             inputs, target = pair(batch)
-            with calls.evaluating(self.teacher), torch.no_grad():
+            seen = dict[str, Tensor]()
+            observed = calls.observing(self._layers, after=_keeping(seen))
+            with calls.evaluating(self.teacher), torch.no_grad(), observed:
                 answer = self.answer(call(self.teacher, to_device(inputs, device)))
-            yield inputs, (target, answer)
+            states = tuple(seen[name] for name, _ in self._layers if name in seen)
+            yield inputs, (target, answer, states) if self._layers else (target, answer)
 
 
 def distilled(
@@ -102,6 +200,7 @@ def distilled(
     temperature: float = 2.0,
     kind: Literal["classes", "values"] = "classes",
     answer: Answer = answer_of,
+    hidden: Hidden | None = None,
 ) -> Loss:
     """Return a loss for the batches of `Taught`.
 
@@ -113,6 +212,7 @@ def distilled(
             shape such as embeddings or the numbers of a regression, compared by mean squared error.
         answer: Takes the tensor to compare out of the student's output; default: `answer_of`, the output itself, its
             `logits` or the first tensor in it.
+        hidden: The student's layers, whose distance to the teacher's (`Taught(layers=)`) is added.
 
     Example:
         >>> taught = twofour.training.Taught(loader, teacher)
@@ -134,7 +234,7 @@ def distilled(
         )
 
     def combined(output: Any, target: Any) -> Tensor:
-        truth, wanted = target
+        truth, wanted, *states = target
         found = answer(output)
         wanted = wanted.to(found.device)
         _require_comparable(found, wanted, kind)
@@ -144,18 +244,22 @@ def distilled(
             student = F.log_softmax(found / temperature, -1).flatten(0, -2)
             teacher = F.log_softmax(wanted / temperature, -1).flatten(0, -2)
             taught = temperature**2 * F.kl_div(student, teacher, reduction="batchmean", log_target=True)
-        return (1 - weight) * loss(output, truth) + weight * taught
+        both = (1 - weight) * loss(output, truth) + weight * taught
+        return both if hidden is None else both + hidden.weight * hidden.distance(states[0] if states else ())
 
     return combined
 
 
-def _require_comparable(found: Tensor, wanted: Tensor, kind: str) -> None:
+def _require_comparable(found: Tensor, wanted: Tensor, kind: str, layer: str | None = None) -> None:
     if found.shape != wanted.shape:
         raise TrainingError(
             "the student's answer and the teacher's cannot be compared",
             got=f"{tuple(found.shape)} and {tuple(wanted.shape)}",
             wanted="the same shape",
-            remedy="pass answer=, a function of the output, to Taught and distilled",
+            remedy="name layers that hand on the same shapes: before a width that was cut, or behind it"
+            if layer
+            else "pass answer=, a function of the output, to Taught and distilled",
+            layer=layer,
         )
     if kind == "classes" and (found.ndim < 2 or found.shape[-1] < 2):
         raise TrainingError(
