@@ -116,7 +116,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Shrunk:
-    """One net that lost channels half-way through its training, or did not.
+    """One net that lost channels while it was trained, or did not.
 
     Attributes:
         key: How.
@@ -126,7 +126,7 @@ class Shrunk:
         widths: Channels of each group before and after, where they were learned.
         layers: Blocks that went, where that was learned.
         seconds: Of its trainings.
-        epochs: Of each half.
+        epochs: Before the cut, or of the training where there is one alone.
         commit: The version it was run with.
     """
 

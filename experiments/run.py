@@ -33,8 +33,8 @@ from twofour.files import replacing
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 console = Console(stderr=True)
 
-SHRUNK_BY = {"shrink-fashion": shrink_nets, "shrink-stsb": shrink_encoder}
-"""Task -> what makes its rows: `ARMS`, and `measured(task, seed, kept)`, where `kept` are keys that are there."""
+SHRUNK_BY = {"shrink-fashion": shrink_nets, "shrink-cifar10": shrink_nets, "shrink-stsb": shrink_encoder}
+"""Task -> what makes its rows: `arms(task)`, their keys, and `measured(task, seed, kept)`, all that are not kept."""
 
 Keyed = TypeVar("Keyed", pruned_gradients.Rule, block_rnn.Arm)
 
@@ -142,10 +142,11 @@ def shrink(
         torch.set_num_threads(threads)
     subject = SHRINK[f"shrink-{name}"]()
     records = Records(subject.name, asdict(subject.metric), record, Shrunk)
-    arms: Any = SHRUNK_BY[subject.name]
+    made: Any = SHRUNK_BY[subject.name]
+    arms = made.arms(subject)
     for seed in map(int, seeds.split(",")):
-        kept = {key for key in arms.ARMS if (key, seed) in records.rows}
-        for row in arms.measured(subject, seed, kept) if len(kept) < len(arms.ARMS) else ():
+        kept = {key: records.rows[key, seed] for key in arms if (key, seed) in records.rows}
+        for row in made.measured(subject, seed, kept) if len(kept) < len(arms) else ():
             records.add(row)
             console.print(f"{name} seed {seed}: {row.key}: {row.value:.2f} with {row.parameters:,} parameters")
 

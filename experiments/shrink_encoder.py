@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import re
 import time
 from collections.abc import Container, Iterable
 
@@ -15,9 +17,11 @@ from tasks.minilm import Embedder
 from tasks.stsb import Stsb
 from twofour import shrinking, training
 from twofour.errors import DataError
-from twofour.training import Taught, distilled
+from twofour.training import Hidden, Taught, distilled
 
-ARMS = ("dense", "cut", "distilled")
+TAUGHT = {"distilled": False, "distilled, layers too": True}
+"""Key of a row -> whether the teacher's layers teach too, beside its vectors."""
+ARMS = ("dense", "cut", *TAUGHT)
 GOAL = 1.0
 """Points below the control, at most."""
 SHARE = 0.5
@@ -26,6 +30,11 @@ RATE = 1e-4
 """Learning rate of the small model: it has further to go than the large one, whose rate is the task's."""
 SAVED = 30
 """Steps of a training after which its state is kept, so that a stopped run goes on."""
+
+
+def arms(task: Stsb) -> tuple[str, ...]:
+    """Return the keys of a task's rows."""
+    return ARMS
 
 
 def measured(task: Stsb, seed: int, kept: Container[str] = ()) -> Iterable[Shrunk]:
@@ -42,9 +51,14 @@ def measured(task: Stsb, seed: int, kept: Container[str] = ()) -> Iterable[Shrun
     small = smaller(task, seed)
     if "cut" not in kept:
         yield _row(task, small, seed, "cut", begin)
-    if "distilled" not in kept:
-        _train(task, small, seed, "distilled", teacher=large)
-        yield _row(task, small, seed, "distilled", begin)
+    cutting = time.perf_counter() - begin
+    for key, layers in TAUGHT.items():
+        if key not in kept:
+            begin = time.perf_counter() - cutting
+            model = copy.deepcopy(small)
+            with Hidden(model, _layers(model)) as hidden:
+                _train(task, model, seed, key.partition(",")[0] + layers * "-layers", large, hidden if layers else None)
+            yield _row(task, model, seed, key, begin)
 
 
 def smaller(task: Stsb, seed: int, share: float = SHARE) -> nn.Module:
@@ -74,17 +88,30 @@ def layers_size(net: nn.Module) -> int:
     return sum(parameter.numel() for parameter in net.encoder.get_submodule("encoder").parameters())
 
 
+def _layers(net: nn.Module) -> list[str]:
+    """Return the names of the encoder's layers, whose outputs are as wide in both."""
+    return [name for name, _ in net.named_modules() if re.fullmatch(r"encoder\.encoder\.layer\.\d+", name)]
+
+
 def vectors(output: Tensor) -> Tensor:
     """Return unit vectors (sentences, width) so that the mean square of two differences is the square of a distance."""
     return output * output.shape[-1] ** 0.5
 
 
-def _train(task: Stsb, model: nn.Module, seed: int, name: str, teacher: nn.Module | None = None) -> None:
+def _train(
+    task: Stsb,
+    model: nn.Module,
+    seed: int,
+    name: str,
+    teacher: nn.Module | None = None,
+    hidden: Hidden | None = None,
+) -> None:
     """Train on the batches of a seed, with a teacher beside the scores."""
     loader, loss, optimizer = task.loader(seed), task.loss, task.optimizer
     if teacher is not None:
-        loader, optimizer = Taught(loader, teacher, answer=vectors), _adamw
-        loss = distilled(task.loss, kind="values", answer=vectors)
+        layers = () if hidden is None else hidden.layers
+        loader, optimizer = Taught(loader, teacher, answer=vectors, layers=layers), _adamw
+        loss = distilled(task.loss, kind="values", answer=vectors, hidden=hidden)
     training.train(
         model,
         loader,

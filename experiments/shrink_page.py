@@ -9,24 +9,24 @@ from typing import Any
 
 from over_seeds import difference, paired, signed, values
 from records import Shrunk, load
-from shrink_encoder import GOAL
-from shrink_nets import STRENGTHS
+from shrink_encoder import GOAL, TAUGHT
+from shrink_nets import LEARNED
 from tasks import SHRINK, Task
 from twofour.drawing import drawn
 from twofour.errors import DataError
 
 HEAD = """## Shrunk nets: what a row is
 
-Nets that lose whole channels and blocks, and the dense net trained as long. Of Fashion-MNIST's, which lose them between
-the two halves of their training:
+Nets that lose whole channels and blocks, and the dense net trained as long. Those of images lose them between two parts
+of their training:
 
-* **learned**: gates (`training.gates`) are pulled during the first half, in proportion to the parameters of a channel;
+* **learned**: gates (`training.gates`) are pulled before the cut, in proportion to the parameters of a channel;
   every layer's width and which blocks go follow from one strength. The first strength sets the size that the others
   are cut to.
 * **slimming**: Network Slimming (Liu et al. 2017), an L1 penalty with the same pull on the scales of the inner batch
-  norms during the first half, and one threshold for all layers. **L1**: the filters of least L1 norm of the dense net
-  half-way, the same share of each layer. **random**: any filters, the same share of each layer.
-* **small**: a net of the shape that the first strength left, trained from random weights in both halves.
+  norms before the cut, and one threshold for all layers. **L1**: the filters of least L1 norm of the dense net
+  there, the same share of each layer. **random**: any filters, the same share of each layer.
+* **small**: a net of the shape that the first strength left, trained from random weights in both parts.
 
 Of all:
 
@@ -55,7 +55,7 @@ def _waiting(task: Task) -> str:
 def _section(task: Task, head: dict[str, Any], rows: list[Shrunk], figures: Path) -> str:
     metric = head["metric"]
     of = {key: [row for row in rows if row.key == key] for key in dict.fromkeys(row.key for row in rows)}
-    first = next((key for key in STRENGTHS if key in of), "")
+    first = next((key for key in LEARNED if key in of), "")
     name = f"{metric['name']} ({metric['unit']})" if metric["unit"] else metric["name"]
     columns = ["net", "parameters", name, "difference to dense", *([f"{first} minus it"] if first else []), "seeds"]
     lines = [
@@ -66,7 +66,7 @@ def _section(task: Task, head: dict[str, Any], rows: list[Shrunk], figures: Path
         f"| {' | '.join(['---'] * len(columns))} |",
         *(_line(key, of, metric, first) for key in of),
         "",
-        *[_widths(key, found) for key, found in of.items() if any(row.widths for row in found)],
+        *[_widths(key, found, task) for key, found in of.items() if any(row.widths for row in found)],
         *_goal(of),
     ]
     if first:
@@ -92,14 +92,16 @@ def _line(key: str, of: dict[str, list[Shrunk]], metric: dict[str, Any], first: 
 
 def _goal(of: dict[str, list[Shrunk]]) -> list[str]:
     """Say whether the distilled nets come within the goal of their controls."""
-    pairs = paired(of.get("distilled", []), of.get("dense", []))
-    if not pairs:
-        return []
-    mean = statistics.mean(a - b for a, b in pairs)
-    return [f"Goal of -{GOAL:.1f}: {'met' if round(mean, 2) >= -GOAL else 'missed'} ({signed(mean)}).\n"]
+    lines: list[str] = []
+    for key in TAUGHT:
+        if pairs := paired(of.get(key, []), of.get("dense", [])):
+            mean = statistics.mean(a - b for a, b in pairs)
+            said = "met" if round(mean, 2) >= -GOAL else "missed"
+            lines.append(f"Goal of -{GOAL:.1f}, {key}: {said} ({signed(mean)}).\n")
+    return lines
 
 
-def _widths(key: str, rows: Sequence[Shrunk]) -> str:
+def _widths(key: str, rows: Sequence[Shrunk], task: Task) -> str:
     """Say the widths of each seed."""
     told = [
         f"seed {row.seed}: {', '.join(f'{after}/{before}' for before, after in row.widths.values())}"
@@ -107,7 +109,7 @@ def _widths(key: str, rows: Sequence[Shrunk]) -> str:
         for row in rows
     ]
     shares = [after / before for row in rows for before, after in row.widths.values()]
-    strength = f" (strength {STRENGTHS[key]})" if key in STRENGTHS else ""
+    strength = f" (strength {task.strengths[LEARNED.index(key)]})" if key in LEARNED else ""
     return (
         f"{key}{strength}, channels left of each block: {'; '.join(told)}. "
         f"Change to full width: {signed(min(shares) - 1)} to {signed(max(shares) - 1)}.\n"

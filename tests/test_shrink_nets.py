@@ -14,6 +14,23 @@ def on_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXPERIMENTS))
 
 
+def test_a_cycle_of_learning_rates_goes_on_behind_the_cut() -> None:
+    from tasks import base
+
+    def rates(steps: int, begin: int = 0) -> list[float]:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.3)
+        schedule = base.one_cycle(optimizer, 20, begin)
+        found = []
+        for _ in range(steps):
+            found += schedule.get_last_lr()
+            optimizer.step()
+            schedule.step()
+        return found
+
+    assert rates(15) + rates(5, 15) == rates(20)
+    assert max(rates(20)) == pytest.approx(0.3) and rates(20)[-1] < 0.01
+
+
 def test_every_arm_has_the_size_that_was_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import records
     import shrink_nets
@@ -21,7 +38,7 @@ def test_every_arm_has_the_size_that_was_learned(tmp_path: Path, monkeypatch: py
     from tasks import base, wide
 
     class Toy(wide.ShrinkFashion):
-        epochs = 1
+        epochs, strengths, restarts, taught, after = 1, (0.8, 3.0), False, True, 1
         train = torch.randn(80, 1, 12, 12, generator=torch.Generator().manual_seed(0)), torch.arange(80) % 10
         test = train
 
@@ -38,12 +55,11 @@ def test_every_arm_has_the_size_that_was_learned(tmp_path: Path, monkeypatch: py
             return base.Batches(80, 8, self._batch)
 
     monkeypatch.setattr(records, "TRACKED", tmp_path)
-    monkeypatch.setattr(shrink_nets, "STRENGTHS", {"learned": 1.3, "learned, stronger": 8.0})
     kept = records.Records(Toy.name, asdict(Toy().metric), True, records.Shrunk)
     for row in shrink_nets.measured(Toy(), 0):
         kept.add(row)
     rows = {row.key: row for row in kept.rows.values()}
-    assert set(rows) == set(shrink_nets.ARMS)
+    assert set(rows) == set(shrink_nets.arms(Toy()))
     size = {key: row.parameters for key, row in rows.items()}
     assert size["learned, stronger"] < size["learned"] == size["small"] < size["dense"]
     assert all(0.4 * size["learned"] < size[key] <= size["learned"] for key in ("slimming", "L1", "random"))
@@ -98,13 +114,15 @@ def test_an_encoder_is_halved_and_taught_and_a_stopped_seed_goes_on(
     assert len(steps) == 4
     for row in shrink_encoder.measured(Toy(), 0, {"dense"}):
         kept.add(row)
-    assert len(steps) == 8, "the large model was trained once"
+    assert len(steps) == 12, "the large model was trained once"
     rows = {row.key: row for row in kept.rows.values()}
     assert set(rows) == set(shrink_encoder.ARMS)
     size = {key: row.parameters for key, row in rows.items()}
-    assert 0.4 * size["dense"] < size["cut"] == size["distilled"] <= 0.5 * size["dense"]
-    assert [rows[key].epochs for key in shrink_encoder.ARMS] == [1, 0, 1]
+    assert (
+        0.4 * size["dense"] < size["cut"] == size["distilled"] == size["distilled, layers too"] <= 0.5 * size["dense"]
+    )
+    assert [rows[key].epochs for key in shrink_encoder.ARMS] == [1, 0, 1, 1]
     assert len({after for _, after in rows["cut"].widths.values()}) == 1, "a configuration has one number"
     monkeypatch.setattr(shrink_page, "SHRINK", {Toy.name: Toy})
     text = "\n".join(shrink_page.sections(tmp_path, tmp_path))
-    assert all(f"| {key} | {size[key]:,}" in text for key in rows) and "Goal of -1.0: " in text
+    assert all(f"| {key} | {size[key]:,}" in text for key in rows) and text.count("Goal of -1.0, distilled") == 2

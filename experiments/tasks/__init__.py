@@ -12,6 +12,7 @@ from tasks.speech import Speech
 from tasks.sst2 import Sst2, Sst2Pretrained
 from tasks.stories import Stories
 from tasks.stsb import ShrinkStsb, Stsb
+from tasks.vgg import ShrinkCifar10
 from tasks.wide import ShrinkFashion
 from tasks.wikitext import GradientsWikiText, WikiText
 
@@ -29,7 +30,7 @@ BLOCKS: dict[str, type[Recurrent]] = {
 }
 """Recurrent nets that lose blocks while they train."""
 
-SHRINK: dict[str, type[Task]] = {task.name: task for task in (ShrinkFashion, ShrinkStsb)}
+SHRINK: dict[str, type[Task]] = {task.name: task for task in (ShrinkFashion, ShrinkCifar10, ShrinkStsb)}
 """Nets that lose channels."""
 
 __all__ = ["BLOCKS", "GRADIENTS", "LOW_BITS", "SHRINK", "TASKS", "Metric", "Recurrent", "Task"]

@@ -47,6 +47,11 @@ class Task(ABC):
         eligibility: As in `twofour.prune`.
         patterns: What the task is pruned to beside the patterns of every task.
         low_bits: Rows of its table of low bits, beside the float control.
+        after: Epochs behind the cut of nets that lose channels while they train; `epochs` are those before.
+        strengths: Of their gates, two.
+        share: Of the training before the cut during which gates are pulled.
+        restarts: Whether the training behind the cut is a cycle of learning rates of its own.
+        taught: Whether the dense net teaches them in it.
     """
 
     name: str
@@ -58,6 +63,11 @@ class Task(ABC):
     eligibility: str = "asp"
     patterns: tuple[str, ...] = ()
     low_bits: tuple[str, ...] = ("w1a1", "w1a2", "w2a2")
+    after: int = 0
+    strengths: tuple[float, float] = (2.8, 5.0)
+    share: float = 1.0
+    restarts: bool = True
+    taught: bool = False
 
     @property
     @abstractmethod
@@ -132,11 +142,12 @@ class Batches:
         return [batches[place] for place in torch.randperm(len(batches))]
 
 
-def one_cycle(optimizer: Optimizer, steps: int) -> LRScheduler:
-    """Linear from 0 over the first tenth of `steps`, then half a cosine down to 0."""
+def one_cycle(optimizer: Optimizer, steps: int, begin: int = 0) -> LRScheduler:
+    """Linear from 0 over the first tenth of `steps`, then half a cosine down to 0; from step `begin` on."""
     rise = max(1, steps // 10)
 
     def factor(step: int) -> float:
+        step += begin
         if step < rise:
             return (step + 1) / rise
         return 0.5 * (1 + float(torch.cos(torch.tensor(torch.pi * min(1.0, (step - rise) / max(1, steps - rise))))))

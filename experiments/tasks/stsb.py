@@ -96,7 +96,9 @@ class ShrinkStsb(Stsb):
         "the published model trained {epochs} epoch on 5,749 training pairs (AdamW 5e-5, batch 32, squared error of "
         "the cosine against score / 5, one cycle). Cut is the published model cut once on 512 training sentences, all "
         "layers alike, so that `from_pretrained` loads it, and not trained. Distilled is that one trained as long on "
-        "the same batches (AdamW 1e-4); half of its loss is the distance to the vectors of the dense one of its seed."
+        "the same batches (AdamW 1e-4); half of its loss is the distance to the vectors of the dense one of its seed. "
+        "Layers too: the mean over the layers of the squared distance of what they hand on, relative to the dense "
+        "one's, is added to that."
     )
 
 

@@ -30,7 +30,7 @@ class ShrinkFashion(Fashion):
         "20,000 training images. Every net is trained in two halves of {epochs} epochs each (SGD 0.1, momentum 0.9, "
         "weight decay 5e-4, batch 100, one cycle a half, flips); what is cut is cut between the halves."
     )
-    epochs = 2
+    epochs = after = 2
 
     def network(self, seed: int) -> nn.Module:
         """Random weights."""

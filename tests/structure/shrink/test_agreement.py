@@ -138,7 +138,7 @@ def test_gates_that_left_a_wrong_plan_are_refused(monkeypatch: pytest.MonkeyPatc
             gated.held[0][0][:count] = 0
     held.finish().eval()
     assert set(gates.learned(model).widths.values()) == {(12, 4), (12, 8)}
-    with pytest.raises(ShrinkError, match="would compute something else|does not run"):
+    with pytest.raises(ShrinkError, match="would compute something else"):
         gates.cut(model, X)
 
 
