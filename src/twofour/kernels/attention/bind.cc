@@ -7,11 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "attention.h"
 #include "native/binding.h"
-#include "native/integers.h"
-#include "native/parallel.h"
-#include "native/scratch.h"
+#include "run.h"
 
 namespace twofour {
 namespace {
@@ -21,18 +18,6 @@ constexpr AttentionKernel kKernels[] = {
 #include "attention.inc"
 #undef TWOFOUR_ROW
 };
-
-// Whether a mask of bytes hides nothing: models pass one for every batch, and most batches are not padded. Stops at the
-// first key that is hidden.
-bool keeps_all(const Attention& a) {
-  const Strides& strides = a.mask_strides;
-  const auto* mask = static_cast<const unsigned char*>(a.mask);
-  for (int64_t b = 0; b < (strides.batch ? a.mask_batch() : 1); ++b)
-    for (int64_t h = 0; h < (strides.head ? a.heads : 1); ++h)
-      for (int64_t row = 0; row < (strides.row ? a.queries : 1); ++row)
-        if (std::memchr(mask + a.mask_at(b, h, row), 0, static_cast<size_t>(a.keys))) return false;
-  return true;
-}
 
 // An operand as (batch, heads, rows, width).
 struct Heads {
@@ -116,23 +101,6 @@ Attention call_of(const Border& border, const Heads& q, const Heads& k, const He
           scale, causal, unseen, nullptr, nullptr, {}, {}, k.rows};
 }
 
-void run(const AttentionKernel& kernel, Attention args, int threads) {
-  static Scratch scratch;
-  if (args.batch == 0 || args.queries == 0 || args.value_width == 0) return;  // a broadcast mask may have no memory here
-  const Unlocked unlocked;
-  if (args.keys == 0) args.mask_kind = AttentionMask::none, args.unseen = 0;  // a sum of nothing, not of hidden keys
-  if (args.mask_kind == AttentionMask::keep && keeps_all(args)) args.mask_kind = AttentionMask::none;
-  const int64_t count = args.batch * args.heads, members = std::max<int64_t>(1, std::min<int64_t>(count, threads));
-  const int64_t each = round_up(kernel.workspace_bytes(args), 64);
-  int64_t all;
-  if (__builtin_mul_overflow(each, members, &all)) throw std::bad_alloc();
-  const Scratch::Lease lease(scratch, static_cast<size_t>(all));  // here: a thread of the team cannot say that there is no memory
-  std::atomic<int64_t> next{0};
-  parallel_for(count, 1, threads, [&](int64_t begin, int64_t end) {
-    kernel.run(args, begin, end, static_cast<char*>(lease.data()) + each * next.fetch_add(1));
-  });
-}
-
 // The call for rows [begin, end) of all that stand one behind the other, numbers of `width` bytes in q, k and v, `answer` in out.
 Attention sequence_of(const Attention& all, int64_t begin, int64_t end, int64_t width, int64_t answer) {
   Attention one = all;
@@ -210,7 +178,7 @@ void bind_attention(nb::module_& m) {
       args.k_added_strides = more.strides, args.v_added_strides = beside.strides;
     }
     add_mask(border, mask, &args);
-    run(kernel, args, threads);
+    run_attention(kernel, args, threads);
   });
   // q, k, v: (batch, rows, columns) and the columns of their heads, `width` each: begins and sizes of q, k and v; `out`
   // (batch, queries, columns of q), contiguous.
@@ -229,7 +197,7 @@ void bind_attention(nb::module_& m) {
                              scale, causal, unseen);
     add_bytes(border, out, bytes_scale, bytes_zero, &args);
     add_mask(border, mask, &args);
-    run(kernel, args, threads);
+    run_attention(kernel, args, threads);
   });
   // As attention_of_columns of one batch entry whose rows are several sequences, one behind the other: `offsets`, int64
   // (sequences + 1,), says where each begins, and last where all end. A query sees the keys of its own.
@@ -277,7 +245,7 @@ void bind_attention(nb::module_& m) {
     args.order = places, args.windows = rows.shape[0], args.batch *= rows.shape[0];
     args.queries = args.keys = args.first_keys = rows.shape[1];
     add_mask(border, mask, &args);
-    run(kernel, args, threads);
+    run_attention(kernel, args, threads);
   });
 }
 
