@@ -10,6 +10,7 @@
 #include <new>
 #include <string>
 
+#include "calls.h"
 #include "model.h"
 #include "native/binding.h"
 
@@ -18,6 +19,18 @@ struct twofour_model {
 };
 
 namespace twofour {
+
+void add_calls() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    nb::module_ nobody;
+    for (const auto bind : {bind_nm_matmul, bind_block_matmul, bind_bits_matmul, bind_bits_conv, bind_dense_matmul, bind_nm_conv,
+                            bind_depthwise_conv, bind_squeeze_excite, bind_dense_conv, bind_conv_chain, bind_fused_matmul,
+                            bind_recurrent, bind_attention, bind_ragged, bind_norm, bind_fused_block, bind_copy})
+      bind(nobody);
+  });
+}
+
 namespace {
 
 constexpr int kMostThreads = 1024;
@@ -31,17 +44,6 @@ struct BadArgument : std::runtime_error {
 struct BadFile : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-
-void add_calls() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    nb::module_ nobody;
-    for (const auto bind : {bind_nm_matmul, bind_block_matmul, bind_bits_matmul, bind_bits_conv, bind_dense_matmul, bind_nm_conv,
-                            bind_depthwise_conv, bind_squeeze_excite, bind_dense_conv, bind_conv_chain, bind_fused_matmul,
-                            bind_recurrent, bind_attention, bind_ragged, bind_norm, bind_fused_block, bind_copy})
-      bind(nobody);
-  });
-}
 
 std::string text_of(const Refusal& refusal) {
   std::string text = refusal.what;

@@ -1,0 +1,83 @@
+"""The execution provider for ONNX Runtime: registered, and added to a session's options."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from twofour.errors import ExportError, absent
+from twofour.export.runtime import library
+
+NAME = "TwoFourExecutionProvider"
+"""What ONNX Runtime calls it."""
+
+OLDEST = (1, 23)
+"""The first ONNX Runtime that takes plug-ins which compile parts of a graph."""
+
+MOST_THREADS = 1024
+
+
+def register() -> list[Any]:
+    """Make the provider known to ONNX Runtime, once in a process, and return its `OrtEpDevice`s: the CPU.
+
+    Raises:
+        ExportError: onnxruntime is missing or older than 1.23, or the library was not built.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        what = "a provider for ONNX Runtime needs a package that is not installed"
+        raise absent(ExportError, what, error, "onnxruntime", "onnx") from error
+    version = tuple(int(number) for number in re.findall(r"\d+", onnxruntime.__version__)[:2])
+    if version < OLDEST:
+        raise ExportError(
+            "this ONNX Runtime takes no provider from outside",
+            got=f"onnxruntime {onnxruntime.__version__}",
+            wanted="1.23 or newer",
+            remedy='pip install --upgrade "onnxruntime>=1.23"',
+        )
+    if not (devices := _devices()):
+        onnxruntime.register_execution_provider_library(NAME, str(library()))
+        devices = _devices()
+    return devices
+
+
+def add_provider(options: Any, *, threads: int | None = None) -> Any:
+    """Add the provider to options of a session, before ONNX Runtime's own, and return them.
+
+    A session that is made with them runs products by 2:4 weights, what stands behind these and the attention between
+    them with this package's kernels; all else, and a model without such weights, with ONNX Runtime's. Give the session
+    no `providers` then: those alone would count.
+
+        >>> import onnxruntime
+        >>> options = add_provider(onnxruntime.SessionOptions())
+        >>> options.has_session_config_entry("ep.twofourexecutionprovider.threads")
+        True
+
+    Args:
+        options: onnxruntime.SessionOptions; changed.
+        threads: Of the parts that run here, in a pool of their own; default: the options' `intra_op_num_threads`, or as
+            many as torch uses where that is 0.
+
+    Raises:
+        ExportError: `threads` is not from 1 to 1024; or as `register`.
+    """
+    if threads is None:
+        threads = options.intra_op_num_threads or torch.get_num_threads()
+    if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= MOST_THREADS:
+        raise ExportError(
+            "`threads` is impossible",
+            got=repr(threads),
+            wanted=f"a whole number from 1 to {MOST_THREADS}, or None",
+            remedy="leave it out for the options' intra_op_num_threads",
+        )
+    options.add_provider_for_devices(register(), {"threads": str(threads)})
+    return options
+
+
+def _devices() -> list[Any]:
+    import onnxruntime
+
+    return [device for device in onnxruntime.get_ep_devices() if device.ep_name == NAME]

@@ -1,0 +1,382 @@
+"""The execution provider: ONNX Runtime's own answers, by our kernels, of an ordinary file; what it leaves, and why."""
+
+from __future__ import annotations
+
+import io
+import re
+import threading
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import twofour
+from twofour.errors import ExportError
+from twofour.export.onnxruntime import NAME, add_provider, provider, register
+
+onnx = pytest.importorskip("onnx", reason="the extra [onnx] is not installed")
+ort = pytest.importorskip("onnxruntime", reason="the extra [onnx] is not installed")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+RANDOM = np.random.default_rng(0)
+
+
+def sparse(inputs: int, outputs: int) -> np.ndarray:
+    """A weight (inputs, outputs), 2:4 along its inputs."""
+    weight = RANDOM.standard_normal((outputs, inputs // 4, 4)).astype(np.float32)
+    order = np.argsort(RANDOM.random(weight.shape), axis=-1)
+    weight[order < 2] = 0
+    return np.ascontiguousarray(weight.reshape(outputs, inputs).T)
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+def graph(
+    nodes: Sequence[Any],
+    inputs: dict[str, Sequence[int | str | None]],
+    outputs: Sequence[str],
+    constants: dict[str, np.ndarray],
+    opset: int = 17,
+) -> bytes:
+    """A file whose inputs are float32 of these shapes."""
+    made = helper.make_graph(
+        list(nodes),
+        "test",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return model.SerializeToString()
+
+
+def session(file: bytes, threads: int = 1) -> Any:
+    """A session with the provider; `ours` of it says what it runs."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    return ort.InferenceSession(file, add_provider(options, threads=threads))
+
+
+def ours(made: Any) -> list[list[str]]:
+    """The operators of each part that the provider runs, sorted."""
+    parts = [part for part in made.get_provider_graph_assignment_info() if part.ep_name == NAME]
+    return sorted(sorted(node.op_type for node in part.get_nodes()) for part in parts)
+
+
+def require_same(file: bytes, *feeds: dict[str, np.ndarray], threads: int = 1) -> list[list[str]]:
+    """Hold the answers against ONNX Runtime's CPU provider; return what ran here."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    own = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    made = session(file, threads)
+    for feed in feeds:
+        for wanted, got in zip(own.run(None, feed), made.run(None, feed), strict=True):
+            assert got.shape == wanted.shape and got.dtype == wanted.dtype
+            largest = np.abs(wanted[np.isfinite(wanted)]).max(initial=1)
+            np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * largest)
+    return ours(made)
+
+
+def product(
+    *after: Any, inputs: int = 64, outputs: int = 72, opset: int = 17, out: str = "y", **constants: np.ndarray
+) -> bytes:
+    """x (any, any, inputs) by a sparse weight -> `mm`, and nodes behind it."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["mm" if after else out]), *after]
+    return graph(nodes, {"x": [None, None, inputs]}, [out], {"w": sparse(inputs, outputs), **constants}, opset)
+
+
+def node(kind: str, inputs: str, output: str, **settings: Any) -> Any:
+    return helper.make_node(kind, inputs.split(), [output], **settings)
+
+
+@pytest.mark.parametrize("opset", [13, 17, 21])
+@pytest.mark.parametrize("size", [(64, 72), (36, 130), (260, 33), (4, 1024)])
+def test_matmul_of_any_size_and_rank(opset: int, size: tuple[int, int]) -> None:
+    inputs, outputs = size
+    file = product(node("Add", "mm bias", "y"), inputs=inputs, outputs=outputs, opset=opset, bias=numbers(outputs))
+    feeds = [{"x": numbers(*leading, inputs)} for leading in ((1, 1), (2, 5), (3, 43), (1, 0), (0, 7))]
+    assert require_same(file, *feeds) == [["Add", "MatMul"]]
+
+
+@pytest.mark.parametrize("rank", [1, 2, 4])
+def test_ranks_of_an_input(rank: int) -> None:
+    sizes = (2, 3, 5, 64)[4 - rank :]
+    file = graph([node("MatMul", "x w", "y")], {"x": [None] * rank}, ["y"], {"w": sparse(64, 96)})
+    assert require_same(file, {"x": numbers(*sizes)}) == [["MatMul"]]
+
+
+@pytest.mark.parametrize("turned", [0, 1])
+@pytest.mark.parametrize("bias", [(80,), (1, 80), None])
+def test_gemm(turned: int, bias: tuple[int, ...] | None) -> None:
+    weight = sparse(64, 80)
+    constants = {"w": weight.T.copy() if turned else weight, **({"c": numbers(*bias)} if bias else {})}
+    nodes = [node("Gemm", "x w c" if bias else "x w", "g", transB=turned), node("Relu", "g", "y")]
+    file = graph(nodes, {"x": [None, 64]}, ["y"], constants)
+    assert require_same(file, {"x": numbers(17, 64)}, {"x": numbers(1, 64)}) == [["Gemm", "Relu"]]
+
+
+def scalar(number: float) -> np.ndarray:
+    return np.array(number, np.float32)
+
+
+ROOT2, HALF = 1.4142135381698608, 0.5
+ACTIVATIONS = {
+    "relu": ([node("Relu", "b", "y")], {}),
+    "gelu": ([node("Gelu", "b", "y")], {}),
+    "gelu tanh": ([node("Gelu", "b", "y", approximate="tanh")], {}),
+    "silu": ([node("Sigmoid", "b", "s"), node("Mul", "b s", "y")], {}),
+    "erf, v first": (
+        [
+            node("Div", "b r", "d"),
+            node("Erf", "d", "e"),
+            node("Add", "e one", "a"),
+            node("Mul", "b a", "m"),
+            node("Mul", "m half", "y"),
+        ],
+        {"r": scalar(ROOT2), "one": scalar(1), "half": scalar(HALF)},
+    ),
+    "erf, half inside": (
+        [
+            node("Mul", "b r", "d"),
+            node("Erf", "d", "e"),
+            node("Add", "one e", "a"),
+            node("Mul", "half a", "m"),
+            node("Mul", "m b", "y"),
+        ],
+        {"r": scalar(1 / ROOT2), "one": scalar(1), "half": scalar(HALF)},
+    ),
+    "erf, half of v": (
+        [
+            node("Div", "b r", "d"),
+            node("Erf", "d", "e"),
+            node("Add", "e one", "a"),
+            node("Mul", "b half", "m"),
+            node("Mul", "m a", "y"),
+        ],
+        {"r": scalar(ROOT2), "one": scalar(1), "half": scalar(HALF)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_join_their_product(name: str) -> None:
+    nodes, constants = ACTIVATIONS[name]
+    file = product(node("Add", "bias mm", "b"), *nodes, opset=20, bias=numbers(72), **constants)
+    (part,) = require_same(file, {"x": numbers(2, 9, 64)})
+    assert len(part) >= 3  # ONNX Runtime may have made one Gelu of a formula
+
+
+def test_a_formula_that_is_no_gelu_stays() -> None:
+    nodes, constants = ACTIVATIONS["erf, v first"]
+    file = product(
+        node("Add", "bias mm", "b"), *nodes, opset=20, bias=numbers(72), **{**constants, "half": scalar(0.25)}
+    )
+    assert require_same(file, {"x": numbers(2, 9, 64)}) == [["Add", "MatMul"]]
+
+
+def normed(*after: Any, outputs: Sequence[str] = ("y",)) -> bytes:
+    """Product, bias, residual `r`, norm."""
+    nodes = [
+        *(node("MatMul", "x w", "mm"), node("Add", "mm bias", "b"), node("Add", "r b", "sum")),
+        *(node("LayerNormalization", "sum scale shift", "y", axis=-1, epsilon=1e-5), *after),
+    ]
+    constants = {"w": sparse(64, 72), "bias": numbers(72), "scale": numbers(72), "shift": numbers(72)}
+    return graph(nodes, {"x": [None, None, 64], "r": [None, None, "c"]}, outputs, constants)
+
+
+@pytest.mark.parametrize("residual", [(2, 9, 72), (1, 9, 72), (2, 1, 1), (9, 72), (4, 9, 72)])
+def test_residuals_and_norms_join_whatever_is_repeated(residual: tuple[int, ...]) -> None:
+    batch = 1 if residual[0] == 4 else 2
+    residual = residual if len(residual) == 3 else (1, *residual)
+    part = require_same(normed(), {"x": numbers(batch, 9, 64), "r": numbers(*residual)})
+    assert part == [["Add", "Add", "LayerNormalization", "MatMul"]]
+
+
+def test_a_sum_that_others_read_leaves_beside_its_norm() -> None:
+    file = normed(node("Mul", "sum y", "both"), outputs=("both", "sum"))
+    feed = {"x": numbers(2, 9, 64), "r": numbers(2, 9, 72)}
+    assert require_same(file, feed) == [["Add", "Add", "LayerNormalization", "MatMul"]]
+
+
+def test_what_is_not_claimed_says_why(capfd: pytest.CaptureFixture[str]) -> None:
+    weights = {
+        "dense": numbers(64, 72),
+        "halves": sparse(64, 72).astype(np.float64),
+        "odd": np.where(np.arange(66)[:, None] % 2, 0, numbers(66, 72)),
+        "few": sparse(16, 16),
+    }
+    nodes = [
+        node("MatMul", "x dense", "a", name="dense"),
+        *(node("Cast", "x", "x64", to=TensorProto.DOUBLE), node("MatMul", "x64 halves", "h", name="halves")),
+        *(
+            node("Cast", "h", "b", to=TensorProto.FLOAT),
+            node("Pad", "x pads", "wide"),
+            node("MatMul", "wide odd", "c", name="odd"),
+        ),
+        *(node("Slice", "x zero sixteen two", "narrow"), node("MatMul", "narrow few", "d", name="few")),
+        node("MatMul", "x good", "e"),
+    ]
+    whole = {
+        "pads": np.array([0, 0, 0, 2], np.int64),
+        "zero": np.array([0]),
+        "sixteen": np.array([16]),
+        "two": np.array([1]),
+    }
+    constants = {**weights, "good": sparse(64, 72), **whole}
+    file = graph(nodes, {"x": [None, 64]}, list("abcde"), constants)
+    options = ort.SessionOptions()
+    options.log_severity_level = 1
+    made = ort.InferenceSession(file, add_provider(options))
+    text = capfd.readouterr().err
+    for name, why in (
+        ("dense", "is not 2:4 along the axis summed over"),
+        ("halves", "its weight is not float32"),
+        ("odd", "has no groups of four"),
+        ("few", "is too small to gain"),
+    ):
+        (line,) = (line for line in text.splitlines() if f"MatMul `{name}`" in line)
+        assert why in line
+    assert "1 nodes run here" in text and len(made.run(None, {"x": numbers(3, 64)})) == 5
+    assert require_same(file, {"x": numbers(3, 64)}) == [["MatMul"]]
+
+
+def test_a_model_without_zeros_is_left_with_a_warning(capfd: pytest.CaptureFixture[str]) -> None:
+    file = graph([node("MatMul", "x w", "y")], {"x": [None, 64]}, ["y"], {"w": numbers(64, 72)})
+    assert require_same(file, {"x": numbers(3, 64)}) == []
+    assert "no weight of this graph is 2:4" in capfd.readouterr().err
+
+
+class Layer(nn.Module):
+    """An encoder's layer with a mask, its attention written as `form`."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form = form
+        self.q, self.k, self.v, self.out = (nn.Linear(64, 64) for _ in range(4))
+        self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 128), nn.Linear(128, 64)
+
+    def forward(self, x: Tensor, mask: Tensor, memory: Tensor) -> Tensor:
+        """Return (B, T, 64) of x (B, T, 64), a mask (B, 1, 1, S) and, for attention to others, memory (B, S, 64)."""
+        other = memory if self.form == "cross" else x
+        q, k, v = (
+            layer(source).view(source.shape[0], -1, 4, 16).transpose(1, 2)
+            for layer, source in ((self.q, x), (self.k, other), (self.v, other))
+        )
+        if self.form == "sdpa":
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask.expand(-1, -1, x.shape[1], -1))
+        else:
+            scores = q @ k.transpose(-1, -2) / 4.0
+            mixed = torch.softmax(scores + mask if self.form != "no mask" else scores, -1) @ v
+        y = self.norm(x + self.out(mixed.transpose(1, 2).reshape(x.shape[0], x.shape[1], 64)))
+        return y + self.down(nn.functional.gelu(self.up(y)))
+
+
+def exported(form: str) -> bytes:
+    torch.manual_seed(1)
+    model = twofour.prune(Layer(form).eval(), "2:4")
+    example = torch.randn(2, 9, 64), torch.zeros(2, 1, 1, 9), torch.randn(2, 9, 64)
+    names = ["x", "mask", "memory"]
+    axes = {"x": {0: "n", 1: "t"}, "mask": {0: "n", 3: "s"}, "memory": {0: "n", 1: "s"}}
+    file = io.BytesIO()
+    with warnings.catch_warnings(), torch.no_grad():
+        torch.onnx.export(model, example, file, dynamo=False, opset_version=17, input_names=names, dynamic_axes=axes)
+    return file.getvalue()
+
+
+def feed_of(file: bytes, batch: int, rows: int, keys: int, hidden: float = -np.inf) -> dict[str, np.ndarray]:
+    mask = np.zeros((batch, 1, 1, keys), np.float32)
+    mask[..., keys // 2 :] = hidden
+    given = {"x": numbers(batch, rows, 64), "mask": mask, "memory": numbers(batch, keys, 64)}
+    wanted = {entry.name for entry in onnx.load_from_string(file).graph.input}
+    return {name: value for name, value in given.items() if name in wanted}
+
+
+@pytest.mark.parametrize("form", ["written out", "no mask", "sdpa"])
+def test_an_encoder_layer_is_four_parts(form: str) -> None:
+    file = exported(form)
+    feeds = [
+        feed_of(file, 2, 9, 9),
+        feed_of(file, 1, 1, 1, 0),
+        feed_of(file, 3, 33, 33, -3e38),
+        feed_of(file, 1, 130, 130),
+    ]
+    parts = require_same(file, *feeds, threads=2)
+    attention = [part for part in parts if "Softmax" in part]
+    assert len(parts) == 4 and len(attention) == 1 and attention[0].count("MatMul") == 5
+    assert sum("LayerNormalization" in part for part in parts) == 1
+
+
+def test_attention_to_another_sequence_takes_its_operands_from_products_beside_it() -> None:
+    file = exported("cross")
+    parts = require_same(file, feed_of(file, 2, 9, 5), feed_of(file, 1, 40, 7))
+    (attention,) = (part for part in parts if "Softmax" in part)
+    assert attention.count("MatMul") == 2 and len(parts) == 7
+
+
+def test_a_query_whose_keys_are_all_hidden_answers_as_onnx_runtime() -> None:
+    file = exported("written out")
+    feed = feed_of(file, 2, 9, 9)
+    feed["mask"][1] = -np.inf
+    own = ort.InferenceSession(file, providers=["CPUExecutionProvider"]).run(None, feed)[0]
+    got = session(file).run(None, feed)[0]
+    assert np.isnan(own[1]).all() and np.isnan(got[1]).all()
+    np.testing.assert_allclose(got[0], own[0], atol=1e-5)
+
+
+def test_threads_at_once_and_sessions_that_end() -> None:
+    file = exported("written out")
+    feed = feed_of(file, 2, 33, 33)
+    wanted = ort.InferenceSession(file, providers=["CPUExecutionProvider"]).run(None, feed)[0]
+    made = session(file, threads=2)
+    answers: list[np.ndarray] = []
+    callers = [threading.Thread(target=lambda: answers.append(made.run(None, feed)[0])) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert len(answers) == 4
+    for answer in answers:
+        np.testing.assert_allclose(answer, wanted, atol=1e-5)
+
+
+def test_wrong_inputs_are_errors_of_a_run() -> None:
+    file = graph([node("MatMul", "x w", "y")], {"x": [None, None]}, ["y"], {"w": sparse(64, 72)})
+    made = session(file)
+    with pytest.raises(Exception, match="a product of inputs"):
+        made.run(None, {"x": numbers(3, 60)})
+    assert made.run(None, {"x": numbers(3, 64)})[0].shape == (3, 72)
+
+
+def test_the_page_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parent.parent.parent / "docs" / "onnxruntime.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    exec("\n".join(re.findall(r"```python\n(.*?)```", page, re.S)), {})
+    providers, difference = capsys.readouterr().out.splitlines()
+    assert NAME in providers and float(difference) < 1e-5
+
+
+def test_registering_again_and_impossible_threads(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert [device.ep_name for device in register()] == [device.ep_name for device in register()] == [NAME]
+    for threads in (0, 1025, True, "2"):
+        with pytest.raises(ExportError, match="`threads` is impossible"):
+            add_provider(ort.SessionOptions(), threads=threads)
+    options = ort.SessionOptions()
+    options.add_provider_for_devices(register(), {"threads": "many"})
+    file = graph([node("MatMul", "x w", "y")], {"x": [None, 64]}, ["y"], {"w": sparse(64, 72)})
+    assert NAME not in ort.InferenceSession(file, options).get_providers()  # ONNX Runtime says why, and goes on without
+    assert "the option `threads` is 'many'" in capsys.readouterr().out
+    monkeypatch.setattr(ort, "__version__", "1.22.1")
+    with pytest.raises(ExportError, match="takes no provider from outside"):
+        provider.register()
