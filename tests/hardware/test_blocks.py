@@ -5,7 +5,7 @@ from torch import nn
 
 import twofour
 from twofour.errors import HardwareError, PatternError
-from twofour.hardware import MACHINES
+from twofour.hardware import MACHINES, explain
 from twofour.hardware.blocks import used
 from twofour.patterns import Block
 
@@ -29,7 +29,10 @@ def test_large_products_gain_what_the_rule_says_and_no_zeros_gain_nothing(machin
 
     assert ratio("block:128x128@0") == pytest.approx(1, abs=0.02)
     assert ratio("block:32x32@0") < 0.7, "narrow tiles cost more than the dense product's"
-    assert 3 < ratio("block:128x128@0.9") <= 10.01
+    dense = explain(machine, "float16", m=16384, n=8192, k=8192)
+    # Activations travel as in the dense product: where their time is what is left, no share of blocks shortens it.
+    most = dense.seconds[0] / (dense.launch[0] + dense.memory[0])
+    assert min(3, 0.8 * most) < ratio("block:128x128@0.9") <= 10.01
     assert ratio("block:16x16@0.9") < ratio("block:32x32@0.9") < ratio("block:64x64@0.9")
     assert 1 < ratio("block:32x32@0.9", tokens=1) <= 10.01
 

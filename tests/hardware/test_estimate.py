@@ -87,7 +87,7 @@ def test_rows_are_gemms_and_totals_their_sum():
     assert result.rows[0].bound == "launch" and 0 < result.rows[0].sparse_mj < 10
     content = json.loads(json.dumps(result.to_dict()))
     assert content["machine"] == "a100-sxm" and len(content["rows"]) == 3 and content["loses"] == ["0", "2"]
-    assert "sparse loses in 2 layers" in str(result) and "stays dense" in str(result)
+    assert "sparse does not pay in 2 layers" in str(result) and "stays dense" in str(result)
 
 
 def test_large_layers_gain_and_cold_weights_are_noticed():

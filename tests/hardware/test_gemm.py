@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -110,11 +112,36 @@ def test_the_public_name():
     assert twofour.hardware.gemm("h100-pcie", "bfloat16", m=512, n=4096, k=4096, sparse=True) > 1e-6
 
 
-def test_constants_are_physical():
-    for name in ("memory", "cache", "quantized", "sparse_quantized"):
+def test_constants_are_physical_and_few():
+    for name in ("memory", "cache", "quantized", "sparse_issue", "int8_issue", "sparse_sustained"):
         assert 0 < getattr(FITTED, name) <= 1
-    assert 0.5 < FITTED.sparse_issue_async <= 1.1 and 0.5 < FITTED.issue <= 1.1
+    assert 1 <= FITTED.margin < 1.25 and 1 <= FITTED.boost <= 1.1
     assert all(2e-6 < seconds < 2e-5 for seconds in FITTED.launch.values())
+    values = [getattr(FITTED, entry.name) for entry in fields(FITTED)]
+    assert sum(len(value) if isinstance(value, Mapping) else 1 for value in values) <= 25
+
+
+def test_a_small_cache_is_swept_once_for_each_row_of_tiles():
+    """The weight of 38 MB does not stay in GB10's 24 MB: twice the tokens read it twice as often, in 2:4 alone."""
+    few, many = (explain("gb10", "bfloat16", m=m, n=16384, k=2048, sparse=True) for m in (2048, 4096))
+    weight = 16384 * 2048 * 9 / 8
+    others = [2048 * tokens // 2048 * (2048 + 16384) * 2 for tokens in (2048, 4096)]
+    assert few.bound == ["memory"] and 15 < (few.bytes[0] - others[0]) / weight < 17
+    assert 30 < (many.bytes[0] - others[1]) / weight < 34
+    dense = explain("gb10", "bfloat16", m=4096, n=16384, k=2048)
+    assert dense.seconds[0] < 0.7 * many.seconds[0]
+    held = explain("gb10", "bfloat16", m=4096, n=2048, k=2048, sparse=True)
+    assert held.bytes[0] < 3 * 2048 * (2048 + 2 * 4096) * 2 and held.bound == ["math"]
+
+
+def test_a_machine_without_constants_is_priced_as_its_kin():
+    """Another Hopper board has H100's launch; a family that nobody fitted the others' mean and share of the peak."""
+    stranger = replace(machine("a100-pcie"), name="stranger", family="arm")
+    assert FITTED.launch_of(machine("h200")) == FITTED.launch["h100-pcie"]
+    assert FITTED.launch_of(stranger) == pytest.approx(np.mean(list(FITTED.launch.values())))
+    shares = [FITTED.sustained[name] for name in ("a100-pcie", "h100-pcie", "b200")]
+    assert FITTED.sustained_of(stranger, sparse=False) == pytest.approx(np.exp(np.mean(np.log(shares))))
+    assert FITTED.sustained_of(replace(machine("rtx-4090"), name="other"), sparse=False) > 1
 
 
 def published(path: Path) -> dict[tuple[str, str], np.ndarray]:
@@ -127,16 +154,14 @@ def published(path: Path) -> dict[tuple[str, str], np.ndarray]:
 
 
 def test_published_times(data_dir: Path):
-    """The constants as they stand: median within 8 %, 90 % within 25 %; B200's odd int8 dense rows left out."""
+    """The constants as they stand, on a part of the times that they were fitted to: docs/hardware.md has the rest."""
     errors, won, lost = [], [], []
     for (gpu, dtype), rows in published(data_dir).items():
         m, n, k, dense, sparse = rows.T
-        if (gpu, dtype) == ("B200", "INT8"):
-            continue
         told = [costs(machine(NAMES[gpu]), DTYPES[dtype], s, m, n, k).seconds * 1e6 for s in (False, True)]
         errors += [*np.abs(told[0] / dense - 1), *np.abs(told[1] / sparse - 1)]
         gain, said = dense / sparse, told[0] / told[1]
-        won += list(said[gain > 1.03] > 1)
-        lost += list(said[gain < 0.97] < 1)
-    assert np.median(errors) < 0.08 and np.quantile(errors, 0.9) < 0.25
-    assert (np.mean(won) + np.mean(lost)) / 2 > 0.8
+        won += list(said[gain > 1.03] >= FITTED.margin)
+        lost += list(said[gain < 0.97] < FITTED.margin)
+    assert len(errors) == 1968 and np.median(errors) < 0.08 and np.quantile(errors, 0.9) < 0.22
+    assert (np.mean(won) + np.mean(lost)) / 2 > 0.88

@@ -18,12 +18,23 @@ PUBLISHED = {
     "b200": {"tf32": (1100, 2200), "bfloat16": (2250, 4500), "float8": (4500, 9000), "int8": (4500, 9000)},
     "rtx-4090": {"tf32": (82.6, 165.2), "bfloat16": (165.2, 330.4), "float8": (330.3, 660.6)}
     | {"int8": (660.6, 1321.2), "int4": (1321.2, 2642.4)},
+    "rtx-5080": {"tf32": (56.3, 112.6), "bfloat16": (112.6, 225.2), "float8": (225.1, 450.2), "int8": (450.2, 900.4)},
+    "gb10": {"bfloat16": (125, 250), "float8": (250, 500), "int8": (250, 500)},
 }
 PUBLISHED |= {"a100-sxm": PUBLISHED["a100-pcie"], "h100-sxm": PUBLISHED["h200"]}
 
 
 def test_the_names_are_those_of_the_design():
-    assert list(MACHINES) == ["a100-pcie", "a100-sxm", "h100-pcie", "h100-sxm", "h200", "b200", "rtx-4090"]
+    assert list(MACHINES) == [
+        "a100-pcie",
+        "a100-sxm",
+        "h100-pcie",
+        "h100-sxm",
+        "h200",
+        "b200",
+        "rtx-4090",
+        *("rtx-5080", "gb10"),
+    ]
     assert DTYPES == ("float32", "tf32", "float16", "bfloat16", "float8", "int8", "int4")
 
 
@@ -40,7 +51,10 @@ def test_peaks_are_the_published_ones(name: str):
 
 @pytest.mark.parametrize(
     ("name", "flops_a_cycle"),
-    [("a100-pcie", 2048), ("h100-pcie", 4096), ("h100-sxm", 4096), ("h200", 4096), ("b200", 8192), ("rtx-4090", 512)],
+    [
+        *(("a100-pcie", 2048), ("h100-pcie", 4096), ("h100-sxm", 4096), ("h200", 4096), ("b200", 8192)),
+        *(("rtx-4090", 512), ("rtx-5080", 512), ("gb10", 1024)),
+    ],
 )
 def test_units_times_rate_times_clock_give_the_peak(name: str, flops_a_cycle: int):
     """From the architecture whitepapers: float16 operations a cycle of one multiprocessor."""

@@ -95,7 +95,7 @@ def show(result: Estimate) -> None:
         if result.left_out:
             say(f"left out of all figures: {', '.join(result.left_out)}")
     if result.loses:
-        say(f"sparse loses in: {', '.join(result.loses)}")
+        say(f"sparse does not pay in: {', '.join(result.loses)}")
     say(result.summary())
 
 
@@ -104,7 +104,7 @@ def _cells(rows: Sequence[Row]) -> tuple[str, ...]:
     size = f"{row.m} x {row.n} x {row.k}" + (f" ({row.batch})" if row.batch > 1 else "")
     sparse = ("-", "-", "-", row.reason)
     if row.sparse_ms is not None and row.sparse_bound is not None and row.ratio is not None:
-        verdict = "" if row.ratio >= 1 else "dense stays faster"
+        verdict = "" if row.wins else "dense stays faster" if row.ratio < 1 else "too close to tell"
         sparse = (f"{row.sparse_ms:.4f}", row.sparse_bound, f"{row.ratio:.2f}x", verdict)
     return (row.layer, str(len(rows)), size, f"{row.dense_ms:.4f}", row.bound, *sparse)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,6 +18,10 @@ from twofour.hardware.work import SPLITS, Array, Work, cut
 STATIC = 0.2
 """Share of the power limit that flows whatever is computed (leakage, memory, fans): a round figure, only the
 energy depends on it."""
+
+MMA_SYNC_INT8 = 2048
+"""int8 multiply-adds a cycle of one multiprocessor by mma.sync, as on A100 (its whitepaper) and H100: what cuBLASLt of
+CUDA 12.9 runs dense on B200, whose own instructions reach three times the rate in float8."""
 
 
 @dataclass(frozen=True)
@@ -85,34 +90,34 @@ def costs(
 def price(work: Work, machine: Machine, dtype: str, sparse: bool, *, cold: bool, fitted: Fitted) -> Costs:
     """Price products that are cut already and take the cheapest cut of each, as a library's search would.
 
-    Units and memory work side by side after the launch, (math^8 + memory^8)^(1/8); the power limit holds for the whole
-    time, launch included, in which nothing is computed, and is joined to it in the same way. A wave takes the longest
-    of the units' peak, of what a unit can load and of the loads' latency; then the tile's pipeline fills and its output
-    is stored.
+    Units and memory work side by side after the launch, (math^8 + memory^8)^(1/8); what the machine keeps up within its
+    power limit holds for the whole time and is joined to it in the same way. A wave takes the longest of the units'
+    peak, of what a unit can load and of the loads' latency; then the tile's pipeline fills and its output is stored.
     """
     math = _waves(work, machine, dtype, sparse, fitted)
     held = machine.l2 * fitted.cache
-    footprint = work.operands + work.output
-    missed = np.clip(footprint / held - 1, 0, 1)
-    traffic = missed * (footprint + np.maximum(0, work.stream - work.operands)) + (1 - missed) * work.weights * cold
+    missed = _missed(work.operands + work.output, held)
+    traffic = missed * (work.operands + work.output) + (1 - missed) * work.weights * cold
+    traffic = traffic + _missed(work.reach, held) * work.again
     memory = traffic / (machine.bandwidth * fitted.memory)
-    power, watts = _power(work, machine, dtype, sparse, fitted)
-    launch = fitted.launch_of(machine, sparse)
+    own = machine.peak if machine.graphics or machine.copy_engine else partial(_peak, machine, fitted=fitted)
+    power = work.flops / (fitted.sustained_of(machine, sparse) * own(dtype, sparse=sparse))
+    launch = fitted.launch_of(machine)
     alone = launch + (_raised(math) + _raised(memory)) ** (1 / 8)
-    total = np.where(_allowed(work, machine, dtype, sparse), (_raised(alone) + _raised(power)) ** (1 / 8), np.inf)
+    allowed = work.offered & (work.parts <= _parts(machine, dtype, sparse))
+    total = np.where(allowed, (_raised(alone) + _raised(power)) ** (1 / 8), np.inf)
     best = total.argmin(1)[:, None]
     pick = lambda array: np.take_along_axis(np.broadcast_to(array, total.shape), best, 1)[:, 0]  # noqa: E731
     seconds = pick(total)
-    joules = STATIC * machine.watts * seconds + (1 - STATIC) * np.minimum(
-        pick(watts[0]) + pick(watts[1]) / seconds, machine.watts * seconds
-    )
+    # Voltage rises with the clock: an operation at a fraction of the rate takes that fraction of its energy there.
+    moving = np.minimum(np.square(pick(power)) / seconds, seconds)
     return Costs(
         seconds=seconds,
         launch=np.full_like(seconds, launch),
         math=pick(math),
         memory=pick(memory),
         power=pick(power),
-        joules=joules,
+        joules=machine.watts * (STATIC * seconds + (1 - STATIC) * moving),
         bytes=pick(traffic),
         tile=best[:, 0],
     )
@@ -122,56 +127,64 @@ def _raised(array: Array) -> Array:
     return np.square(np.square(np.square(array)))
 
 
+def _missed(size: Array, held: float) -> Array:
+    """Return the share of so many bytes that the cache has lost by the time they are read again."""
+    return np.clip(size / held - 1, 0, 1)
+
+
 def is_sync(machine: Machine, dtype: str, sparse: bool) -> bool:
     """Whether the library's kernels copy by threads (cp.async) rather than by a copy engine (TMA).
 
-    All of them before Hopper. Later, int8 dense (cuBLASLt's kernels scale as Ampere's on all four GPUs) and 16-bit 2:4
-    on Hopper (cuSPARSELt's take three times as long per element of the reduction as its 8-bit ones).
+    All of them before Hopper and on graphics boards. Else int8 dense (cuBLASLt's kernels scale as Ampere's on all GPUs)
+    and 16-bit 2:4 on Hopper (cuSPARSELt's take three times as long per element of the reduction as its 8-bit ones).
     """
     if not machine.copy_engine:
         return True
     return dtype == "int8" if not sparse else machine.family == "hopper" and BITS[dtype] >= 16
 
 
-def _allowed(work: Work, machine: Machine, dtype: str, sparse: bool) -> NDArray[np.bool_]:
-    """Cuts the library offers: dense products split the reduction, but not in int8; 2:4 ones in 16 bits before Hopper.
+def _peak(machine: Machine, dtype: str, sparse: bool, fitted: Fitted) -> float:
+    """Return the peak of the units that the library uses; for int8 dense those of mma.sync, but on Hopper."""
+    peak = machine.peak(dtype, sparse=sparse) * (fitted.boost if machine.graphics else 1)
+    if dtype != "int8" or sparse or machine.family == "hopper":
+        return peak
+    if machine.family == "blackwell":
+        peak = min(peak, 2 * MMA_SYNC_INT8 * machine.units * machine.clock)
+    return peak * fitted.int8_issue
 
-    Read off the published times, where the time of few tokens grows with the whole reduction or only with part of it.
+
+def _parts(machine: Machine, dtype: str, sparse: bool) -> int:
+    """Return how far the library splits the reduction.
+
+    Read off the algorithms that the published searches name: int8 dense is never split, nor are 2:4 ones in int8
+    without a copy engine and in float8 on Ada.
     """
-    if sparse:
-        return work.parts <= (4 if BITS[dtype] >= 16 and not machine.copy_engine else 1)
-    return work.parts <= (1 if dtype == "int8" else max(SPLITS))
+    if not sparse:
+        return 1 if dtype == "int8" else max(SPLITS)
+    narrow = dtype in ("int8", "int4") or (dtype == "float8" and machine.family == "ada")
+    return 1 if narrow and not machine.copy_engine else max(SPLITS)
 
 
 def _waves(work: Work, machine: Machine, dtype: str, sparse: bool, fitted: Fitted) -> Array:
-    sync = is_sync(machine, dtype, sparse)
-    speed = (fitted.load_sync if sync else fitted.load_async) * machine.clock
+    """Return the seconds of all waves of tiles.
+
+    On graphics boards the last cache is what units share: they load no faster than it delivers to those at work.
+    """
+    sync, share = is_sync(machine, dtype, sparse), np.minimum(1, work.tiles / machine.units)
+    if not sync:
+        bytes_a_cycle = fitted.load_async / share
+    else:
+        bytes_a_cycle = np.minimum(fitted.port, fitted.load_shared / share) if machine.graphics else fitted.port
+    speed = bytes_a_cycle * machine.clock
     units = work.tiles / machine.units
-    whole = fitted.sparse_quantized if sparse else fitted.quantized
-    waves = np.where(units <= 1, 1, whole * np.ceil(units) + (1 - whole) * units)
-    peak = (
-        machine.peak(dtype, sparse=sparse)
-        / machine.units
-        * (fitted.sparse_issue_async if sparse and machine.copy_engine else fitted.issue)
-    )
-    step = fitted.step_sync if sync else 0.0
+    waves = np.where(units <= 1, 1, fitted.quantized * np.ceil(units) + (1 - fitted.quantized) * units)
+    issue = fitted.sparse_issue if sparse and machine.family == "hopper" else 1.0
+    peak = _peak(machine, dtype, sparse, fitted) / machine.units * issue
+    step = (fitted.sparse_step if sparse else fitted.step) if sync else 0.0
     loop = np.maximum(np.maximum(2 * work.area * work.depth / peak, work.loads / speed), step * work.depth)
-    fill = (fitted.sparse_tile if sparse else fitted.tile) * 1.5e9 / machine.clock
+    fill = fitted.sparse_tile * sparse * 1.5e9 / machine.clock
     store = 2 * work.area * np.where(work.parts > 1, 2, 1) / speed
     return waves * (loop + fill + store) + fitted.split * (work.parts > 1)
-
-
-def _power(work: Work, machine: Machine, dtype: str, sparse: bool, fitted: Fitted) -> tuple[Array, tuple[Array, Array]]:
-    """Return the least seconds t within the power limit W: W t = e F^2 / (t P) + loads.
-
-    Voltage rises with the clock, so an operation at a fraction x = F / (t P) of the peak P takes x times the energy e
-    that it takes at the peak. Also returned: joules of the loads, and e F^2 / P, to be divided by the time taken.
-    """
-    peak = machine.peak(dtype, sparse=sparse)
-    energy = machine.watts / (fitted.sustained_of(machine, sparse) ** 2 * peak) * fitted.energy_of(machine, dtype)
-    loads = (work.tiles * work.loads + work.output) * fitted.load_energy
-    square = energy * np.square(work.flops) / peak
-    return (loads + np.sqrt(loads * loads + 4 * machine.watts * square)) / (2 * machine.watts), (loads, square)
 
 
 def gemm(

@@ -44,6 +44,7 @@ class Row:
         reason: Why the weight stays dense, or "" where it can be sparse.
         width: Widths of a layer of low bits, "w2a8", else "".
         low_bits_ms: Milliseconds in them, dense; None of other layers. `dense_ms` is what it takes in floats.
+        margin: Least ratio at which sparse is said to win.
     """
 
     layer: str
@@ -60,11 +61,17 @@ class Row:
     reason: str
     width: str = ""
     low_bits_ms: float | None = None
+    margin: float = 1.0
 
     @property
     def ratio(self) -> float | None:
-        """Dense time over sparse time; below 1 sparse loses."""
+        """Dense time over sparse time."""
         return None if self.sparse_ms is None else self.dense_ms / self.sparse_ms
+
+    @property
+    def wins(self) -> bool:
+        """Whether sparse is said to be faster: its ratio reaches the margin."""
+        return self.ratio is not None and self.ratio >= self.margin
 
 
 @dataclass(frozen=True)
@@ -103,8 +110,9 @@ class Estimate:
 
     @property
     def best_ms(self) -> float:
-        """The whole model with the better of both in each layer."""
-        return self.other_ms + sum(min(row.dense_ms, row.sparse_ms or row.dense_ms) for row in self.rows)
+        """The whole model, each layer sparse where that is said to win, else dense."""
+        best = (row.sparse_ms if row.wins and row.sparse_ms is not None else row.dense_ms for row in self.rows)
+        return self.other_ms + sum(best)
 
     @property
     def low_bits_ms(self) -> float:
@@ -113,8 +121,8 @@ class Estimate:
 
     @property
     def loses(self) -> tuple[str, ...]:
-        """Layers where sparse is slower than dense, each once."""
-        return tuple(dict.fromkeys(row.layer for row in self.rows if row.ratio is not None and row.ratio < 1))
+        """Layers where sparse is not said to win, each once."""
+        return tuple(dict.fromkeys(row.layer for row in self.rows if row.ratio is not None and not row.wins))
 
     def __str__(self) -> str:
         lines = [f"{label_of(rows)}: {_cell(rows[0], self.pattern)}" for rows in self.grouped()]
@@ -129,7 +137,7 @@ class Estimate:
 
     def summary(self) -> str:
         """Say the whole model in two sentences."""
-        lost = f"; sparse loses in {len(self.loses)} layers" if self.loses else ""
+        lost = f"; sparse does not pay in {len(self.loses)} layers" if self.loses else ""
         widths = ", ".join(dict.fromkeys(row.width for row in self.rows if row.width))
         lost += f"; {self.low_bits_ms:.3f} ms in its low bits ({widths})" if widths else ""
         lost += f"; without {listed(self.left_out)}: they are priced with an example" if self.left_out else ""
@@ -143,7 +151,7 @@ class Estimate:
         """Return JSON-ready fields."""
         totals = {"dense_ms": self.dense_ms, "sparse_ms": self.sparse_ms, "best_ms": self.best_ms}
         totals |= {"low_bits_ms": self.low_bits_ms}
-        rows = [{**asdict(row), "ratio": row.ratio} for row in self.rows]
+        rows = [{**asdict(row), "ratio": row.ratio, "wins": row.wins} for row in self.rows]
         place = {"machine": self.machine.name, "dtype": self.dtype, "cold": self.cold, "traced": self.traced}
         place |= {"pattern": self.pattern, "left_out": list(self.left_out)}
         return {**place, **totals, "other_ms": self.other_ms, "loses": list(self.loses), "rows": rows}
@@ -293,7 +301,8 @@ def _rows(
         priced = [dense, of_blocks(dense, device, dtype, rule, m, n, k, batch, cold=cold)]
     places = {size: index for index, size in enumerate(unique)}
     bounds = [cost.bound for cost in priced]
-    return tuple(_row(p, places[p.m, p.n, p.k, p.batch], reasons, priced, bounds) for p in products)
+    found = tuple(_row(p, places[p.m, p.n, p.k, p.batch], reasons, priced, bounds) for p in products)
+    return found if rule else tuple(replace(row, margin=FITTED.margin) for row in found)
 
 
 def _with_width(row: Row, product: Product, low: Mapping[str, LowBits], device: Machine, dtype: str, cold: bool) -> Row:

@@ -10,8 +10,11 @@ from types import MappingProxyType
 from twofour.hardware.machine import Machine
 from twofour.hardware.machines import MACHINES
 
-GPU = ("launch", "sparse_launch", "sustained", "sparse_sustained")
-"""Constants that each GPU has for itself."""
+GPU = ("launch", "sustained")
+"""Constants that GPUs have for themselves."""
+
+UNLIMITED = 2.0
+"""Fraction of the peak where no power limit shows."""
 
 
 @dataclass(frozen=True)
@@ -20,91 +23,87 @@ class Fitted:
 
     Attributes:
         launch: Seconds from launch to the first instruction and from the last to the next launch, by GPU.
-        sparse_launch: Further seconds of a sparse product, by GPU.
-        sustained: Fraction of the dense float16 peak that the power limit allows, by GPU; above 1 the clock limits.
-        sparse_sustained: The same of the sparse float16 peak.
-        tile: Seconds to fill and drain the pipeline of one dense tile, at 1.5 GHz.
-        sparse_tile: The same for a sparse one.
+        sustained: Fraction of the dense peak that a GPU keeps up, by GPU; one that is in `launch` alone shows no limit.
+        sparse_sustained: The same of the sparse peak, over the dense fraction.
+        int8_issue: Fraction of the peak that int8 dense products by mma.sync reach; wgmma, on Hopper, is not held back.
+        boost: Clock of graphics boards over the published peak's.
+        sparse_tile: Further seconds to fill and drain the pipeline of one 2:4 tile, at 1.5 GHz.
         split: Seconds to sum the parts where the reduction is split.
-        load_sync: Bytes a cycle that a unit loads with asynchronous copies by its threads (Ampere, Ada).
-        load_async: The same with a copy engine (TMA: Hopper, Blackwell).
-        step_sync: Least seconds for each element of the reduction, latency of the loads, threads copying.
+        port: Bytes a cycle that a unit loads where its threads copy.
+        load_shared: The same of a graphics board where all units load at once.
+        load_async: The same with a copy engine (TMA: Hopper, data-centre Blackwell).
+        step: Least seconds for each element of the reduction, latency of the loads, threads copying, dense.
+        sparse_step: The same for a 2:4 product.
         memory: Fraction of the published memory bandwidth that a product reaches.
         cache: Fraction of the last cache that holds operands from one run to the next.
-        load_energy: Joules for each byte loaded by a tile.
-        float8_energy: Energy of a float8 operation, times the float16 one over the ratio of their peaks.
-        int8_energy: The same for int8, where the GPU has float8 units.
-        int8_energy_sync: The same on GPUs before Hopper.
-        quantized: How far the last wave counts whole, dense: 1 as `ceil`, 0 as if work were divided evenly.
-        sparse_quantized: The same for a sparse product.
-        issue: Fraction of the peak that the units reach when nothing else limits.
-        sparse_issue_async: The same, sparse, from Hopper on: shared memory has to deliver the dense operand twice as
-            fast as for a dense product.
+        quantized: How far the last wave counts whole: 1 as `ceil`, 0 as if work were divided evenly.
+        sparse_issue: Fraction of the sparse peak on Hopper, whose shared memory delivers the dense operand to each 64
+            rows of the sparse one, twice as fast as for a dense product.
+        margin: Least predicted speed-up at which 2:4 is said to win: the one that tells wins and losses of the rows
+            seen best, both weighing the same.
     """
 
     launch: Mapping[str, float] = field(hash=False)
-    sparse_launch: Mapping[str, float] = field(hash=False)
     sustained: Mapping[str, float] = field(hash=False)
-    sparse_sustained: Mapping[str, float] = field(hash=False)
-    tile: float = 2.48e-07
-    sparse_tile: float = 2.45e-07
-    split: float = 4.13e-06
-    load_sync: float = 32.5
-    load_async: float = 99.1
-    step_sync: float = 2.84e-09
-    memory: float = 0.698
-    cache: float = 0.334
-    load_energy: float = 2.42e-11
-    float8_energy: float = 1.1
-    int8_energy: float = 0.914
-    int8_energy_sync: float = 1.62
-    quantized: float = 0.317
-    sparse_quantized: float = 0.657
-    issue: float = 1.1
-    sparse_issue_async: float = 0.644
+    sparse_sustained: float = 0.828
+    int8_issue: float = 0.837
+    boost: float = 1.03
+    sparse_tile: float = 9.77e-07
+    split: float = 4.95e-06
+    port: float = 35.4
+    load_shared: float = 13.9
+    load_async: float = 82.2
+    step: float = 2.7e-09
+    sparse_step: float = 2.37e-09
+    memory: float = 0.805
+    cache: float = 0.672
+    quantized: float = 0.656
+    sparse_issue: float = 0.513
+    margin: float = 1.15
 
     def __post_init__(self) -> None:
         for name in GPU:
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
-    def launch_of(self, machine: Machine, sparse: bool) -> float:
+    def launch_of(self, machine: Machine) -> float:
         """Return the seconds of a launch: fitted for the machine or its family, else the mean of the others."""
         known = self._known(machine)
-        of = {name: first + self.sparse_launch[name] * sparse for name, first in self.launch.items()}
-        return of[known] if known else sum(of.values()) / len(of)
+        return self.launch[known] if known else sum(self.launch.values()) / len(self.launch)
 
     def sustained_of(self, machine: Machine, sparse: bool) -> float:
-        """Return the fraction of the float16 peak that the power limit allows.
+        """Return the fraction of its peak that a machine keeps up, by its power limit and its library.
 
-        Power goes with the square of a unit's rate (its energy per operation with the rate, see `costs`), so a board
-        of the same family with another limit, number of units or clock sustains what keeps watts / units the same
-        function of the rate. An unknown family has the geometric mean of the others.
+        Power goes with the square of a unit's rate, so a board of the same family with another limit, number of units
+        or clock sustains what keeps watts / units the same function of the rate. Graphics boards count as one family.
+        An unknown family has the geometric mean of those that are no graphics boards.
         """
-        known, of = self._known(machine), self.sparse_sustained if sparse else self.sustained
+        known = self._known(machine)
+        if known is None and machine.graphics:
+            known = next((name for name in self.launch if MACHINES[name].graphics), None)
         if known is None:
-            return math.exp(sum(map(math.log, of.values())) / len(of))
-        like = MACHINES[known]
-        if like == machine:
-            return of[known]
-        watts, units = machine.watts / like.watts, machine.units / like.units
-        return of[known] * math.sqrt(watts * units) * like.peak("float16") / machine.peak("float16")
-
-    def energy_of(self, machine: Machine, dtype: str) -> float:
-        """Return what an operation takes over a float16 one at the same fraction of its own peak."""
-        if dtype in ("int8", "int4"):
-            return self.int8_energy if machine.copy_engine else self.int8_energy_sync
-        return self.float8_energy if dtype == "float8" else 1.0
+            others = [share for name, share in self.sustained.items() if not MACHINES[name].graphics]
+            share = math.exp(sum(map(math.log, others)) / len(others)) if others else UNLIMITED
+        elif known not in self.sustained:
+            return UNLIMITED
+        else:
+            like = MACHINES[known]
+            watts, units = machine.watts / like.watts, machine.units / like.units
+            share = self.sustained[known]
+            if like != machine:
+                share *= math.sqrt(watts * units) * like.peak("float16") / machine.peak("float16")
+        return min(share * (self.sparse_sustained if sparse else 1), UNLIMITED)
 
     def _known(self, machine: Machine) -> str | None:
-        if machine.name in self.sustained:
+        if machine.name in self.launch:
             return machine.name
-        return next((name for name in self.sustained if MACHINES[name].family == machine.family), None)
+        return next((name for name in self.launch if MACHINES[name].family == machine.family), None)
 
 
 FITTED = Fitted(
-    launch={"a100-pcie": 4.97e-06, "h100-pcie": 4.32e-06, "b200": 4.69e-06, "rtx-4090": 8.33e-06},
-    sparse_launch={"a100-pcie": 9.1e-07, "h100-pcie": 1.7e-06, "b200": 8.45e-07, "rtx-4090": 4.84e-07},
-    sustained={"a100-pcie": 0.794, "h100-pcie": 0.735, "b200": 0.817, "rtx-4090": 1.13},
-    sparse_sustained={"a100-pcie": 0.666, "h100-pcie": 0.503, "b200": 1.08, "rtx-4090": 1.02},
+    launch={
+        **{"a100-pcie": 6.58e-06, "h100-pcie": 5.28e-06, "b200": 6.19e-06},
+        **{"rtx-4090": 7.4e-06, "rtx-5080": 2.98e-06, "gb10": 4.41e-06},
+    },
+    sustained={"a100-pcie": 0.711, "h100-pcie": 0.59, "b200": 0.709, "gb10": 0.66},
 )
-"""From `python experiments/hardware.py`, every second row of the data but the odd ones, three digits."""
+"""From `python experiments/hardware.py`, every third row of the data, three digits."""

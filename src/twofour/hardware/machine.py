@@ -35,7 +35,7 @@ class Machine:
         bandwidth: Bytes a second of memory.
         l2: Bytes of the last cache that all units share.
         watts: Power limit of the board.
-        family: Architecture, "ampere", "ada", "hopper", "blackwell" or another word.
+        family: Architecture, "ampere", "ada", "hopper", "blackwell", "blackwell-rtx" or another word.
         sources: Where each number comes from, by attribute.
     """
 
@@ -66,6 +66,14 @@ class Machine:
     def copy_engine(self) -> bool:
         """Whether tiles are fetched by a copy engine (TMA) while the threads compute: Hopper and later."""
         return self.family in ("hopper", "blackwell")
+
+    @property
+    def graphics(self) -> bool:
+        """Whether its units are those of graphics boards: products by threads (mma.sync), a last cache that all share.
+
+        Boards of both families are alike in what bounds them; the libraries run the kernels of Ampere on them.
+        """
+        return self.family in ("ada", "blackwell-rtx")
 
     def peak(self, dtype: str, *, sparse: bool = False) -> float:
         """Return the published operations a second, a sparse one counted as if its operand were dense.

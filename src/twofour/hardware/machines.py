@@ -15,6 +15,9 @@ HOPPER = "NVIDIA H100 Tensor Core GPU datasheet (2023) and H100 architecture whi
 HOPPER_200 = "NVIDIA H200 datasheet (2024); the GPU is that of H100 SXM"
 BLACKWELL = "NVIDIA HGX B200 and DGX B200 datasheets (2025), an eighth of the eight-GPU figures, int8 as float8"
 ADA = "NVIDIA Ada GPU architecture whitepaper 2.02, GeForce RTX 4090, float32 accumulation for 16 and 8 bits"
+RTX_5080 = "NVIDIA RTX Blackwell GPU architecture whitepaper, GeForce RTX 5080, float32 accumulation for 16 and 8 bits"
+GB10 = "NVIDIA DGX Spark datasheet (2025): 6144 CUDA cores, 128 an SM; 1 PFLOP/s of sparse FP4; 273 GB/s; 140 W a chip"
+GB10_RATES = "an eighth, a quarter and a half of the sparse FP4 figure for tf32, 16 and 8 bits dense and their doubles"
 
 
 def _rates(dense: Mapping[str, float]) -> dict[str, float]:
@@ -37,6 +40,8 @@ _H100 = {"tf32": 494, "float16": 989, "bfloat16": 989, "float8": 1979, "int8": 1
 _H100_SPARSE = {"tf32": 989, "float16": 1979, "bfloat16": 1979, "float8": 3958, "int8": 3958}
 _B200 = {"tf32": 1100, "float16": 2250, "bfloat16": 2250, "float8": 4500, "int8": 4500}
 _ADA = {"tf32": 82.6, "float16": 165.2, "bfloat16": 165.2, "float8": 330.3, "int8": 660.6, "int4": 1321.2}
+_5080 = {"tf32": 56.3, "float16": 112.6, "bfloat16": 112.6, "float8": 225.1, "int8": 450.2}
+_GB10 = {"tf32": 62.5, "float16": 125, "bfloat16": 125, "float8": 250, "int8": 250}
 _CLOCK = "the clock at which units times operations a cycle give the published peak; the boost clock is higher"
 
 
@@ -69,6 +74,15 @@ MACHINES: Mapping[str, Machine] = {
         Machine(
             *("rtx-4090", 128, 2.52e9, _rates({"float32": 82.6, **_ADA}), _rates(_doubled(_ADA))),
             *(1.008e12, 72e6, 450, "ada", _sources(ADA)),
+        ),
+        Machine(
+            *("rtx-5080", 84, 2.617e9, _rates({"float32": 56.3, **_5080}), _rates(_doubled(_5080))),
+            *(0.96e12, 64e6, 360, "blackwell-rtx", _sources(RTX_5080)),
+        ),
+        Machine(
+            *("gb10", 48, 2.54e9, _rates({"float32": 31, **_GB10}), _rates(_doubled(_GB10))),
+            *(0.273e12, 24e6, 140, "blackwell-rtx"),
+            _sources(GB10, clock=_CLOCK, dense=GB10_RATES, sparse=GB10_RATES, l2="torch.cuda device properties"),
         ),
     )
 }

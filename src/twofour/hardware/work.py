@@ -23,12 +23,17 @@ TILES = (
     (128, 192),
     (128, 256),
     (256, 128),
-    (256, 256),
 )
-"""(tokens, outputs) of the tile of one multiprocessor, those that cuBLASLt and CUTLASS ship."""
+"""(tokens, outputs) of the tile of one multiprocessor, those that cuBLASLt and CUTLASS ship.
+
+None is larger: the sums of 256 by 256 outputs would take every register of a multiprocessor.
+"""
 
 SPLITS = (1, 2, 4, 8, 16)
 """In how many parts the reduction may be cut."""
+
+SWEPT = 256
+"""Most bytes along a side of a tile of the 2:4 kernels that sweep the weight; see `cut`."""
 
 STEP = 64
 """Elements of the reduction that a tile takes at once."""
@@ -47,8 +52,10 @@ class Work:
         operands: Bytes of both operands in memory, selectors with them; (rows, 1).
         weights: Those of the operand of n; (rows, 1).
         output: Bytes written; (rows, 1).
-        stream: Bytes of operands if each wave of tiles read its rows and columns from memory.
+        again: Bytes of operands that are read more than once where a wave of tiles finds nothing of the one before.
+        reach: Bytes that the cache has to hold so that it does.
         parts: Parts of the reduction; (1, columns).
+        offered: Whether the library has such a tile; (1, columns).
     """
 
     flops: Array
@@ -59,8 +66,10 @@ class Work:
     operands: Array
     weights: Array
     output: Array
-    stream: Array
+    again: Array
+    reach: Array
     parts: Array
+    offered: NDArray[np.bool_]
 
 
 @cache
@@ -84,7 +93,10 @@ def cut(
     A sparse weight, the operand with n, is read as half its values and their selectors; `weight` says in its place how
     many bytes a value has that is unpacked where it is multiplied. The output has 2 bytes a value,
     float32 and tf32 4. The units of a machine work side by side on tiles that form nearly a square, so that a wave of
-    them shares rows and columns.
+    them shares rows and columns. Only 2:4 products of 16 bits and more without a copy engine have no tile above 128 by
+    128, and sweep the whole weight for each row of tiles (read off GB10, whose cache is small: 2048 x 16384 x 2048
+    takes as long as 16 readings of the weight). Data-centre Blackwell multiplies by pairs of units that share the
+    tokens of a tile.
     """
     columns: Any = [np.atleast_1d(np.asarray(size, dtype=np.float64))[:, None] for size in (m, n, k, batch)]
     m_, n_, k_, batch_ = np.broadcast_arrays(*columns)
@@ -94,18 +106,23 @@ def cut(
     depth = np.ceil(k_ / parts / STEP) * STEP
     area = tile_m * tile_n
     together = np.minimum(plane, machine.units) * area
-    high = np.minimum(m_, np.maximum(tile_m, np.sqrt(together)))
+    swept = sparse and not machine.copy_engine and value >= 2
+    high = np.minimum(m_, tile_m if swept else np.maximum(tile_m, np.sqrt(together)))
     wide = np.minimum(n_, together / high)
     waves = np.maximum(1, m_ * n_ * batch_ / together)
+    operands = (m_ * value + n_ * weight) * k_ * batch_
+    again = np.maximum(0, waves * (high * value + wide * weight) * k_ - operands)
     return Work(
         flops=2 * m_ * n_ * k_ * batch_,
         tiles=plane * parts,
         depth=depth,
         area=np.broadcast_to(area, plane.shape),
-        loads=depth * (tile_m * value + tile_n * weight),
-        operands=(m_ * value + n_ * weight) * k_ * batch_,
+        loads=depth * (tile_m * value / (2 if machine.family == "blackwell" else 1) + tile_n * weight),
+        operands=operands,
         weights=n_ * weight * k_ * batch_,
         output=m_ * n_ * batch_ * max(2.0, 4 * (value == 4)),
-        stream=waves * (high * value + wide * weight) * k_,
+        again=again,
+        reach=n_ * weight * k_ * batch_ + high * value * k_ if swept else np.broadcast_to(operands, plane.shape),
         parts=parts,
+        offered=np.maximum(tile_m, tile_n) * value <= SWEPT if swept else tile_m > 0,
     )
