@@ -10,7 +10,7 @@ namespace twofour {
 
 // Behind the 64-byte header of a layout. A weight is value = alpha * stored + beta.
 struct BitsHead {
-  int32_t bits;  // of a stored code: 8 of bytes (two's complement); 1, 2 or 4 of packed ones; of planes, tables and fours 1 to 8
+  int32_t bits;  // of a stored code: 8 of bytes (two's complement); 1, 2 or 4 of packed ones; of planes, tables, lookups and fours 1 to 8
   int32_t alpha, beta;
   int32_t rest[13];  // what Python writes for itself
 };
@@ -25,7 +25,7 @@ struct BitsLayout {
   bool grouped = false;  // scales and sums stand beside each group of inputs, not before the weights
 };
 
-constexpr int64_t kBytesPanel = 64, kPlanesPanel = 32, kTablesPanel = 256, kFoursPanel = 128;
+constexpr int64_t kBytesPanel = 64, kPlanesPanel = 32, kTablesPanel = 256, kFoursPanel = 128, kLookupsPanel = 64;
 constexpr int64_t kTablesInputs = 6, kFoursInputs = 4;  // bits of a weight that a lookup takes
 
 constexpr BitsLayout kBitsLayouts[] = {
@@ -41,6 +41,9 @@ constexpr BitsLayout kBitsLayouts[] = {
     // [plane][inputs / 6][4 vectors][32][2] bytes of 6 bits; the two are outputs 32 apart
     {"bits_tables", kTablesPanel, [](int64_t bits) { return 1 <= bits && bits <= 8; },
      [](int64_t in, int64_t bits) { return ceil_div(in, kTablesInputs) * bits * kTablesPanel; }},
+    // the same, a panel of one vector: convolutions have few outputs
+    {"bits_lookups", kLookupsPanel, [](int64_t bits) { return 1 <= bits && bits <= 8; },
+     [](int64_t in, int64_t bits) { return ceil_div(in, kTablesInputs) * bits * kLookupsPanel; }},
     // the same of 4 bits, [plane][inputs / 4][2 vectors][32][2]
     {"bits_fours", kFoursPanel, [](int64_t bits) { return 1 <= bits && bits <= 8; },
      [](int64_t in, int64_t bits) { return ceil_div(in, kFoursInputs) * bits * kFoursPanel; }},

@@ -156,6 +156,7 @@ LAYOUTS: dict[str, Layout] = {
     "bits_packed": PackedCodes(),
     "bits_planes": Planes(),
     "bits_tables": Tables(6, 4),
+    "bits_lookups": Tables(6, 1),
     "bits_fours": Tables(4, 2),
     GROUPS: PackedCodes(),
 }

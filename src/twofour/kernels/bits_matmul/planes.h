@@ -157,12 +157,6 @@ TWOFOUR_NOINLINE void plane_tile(const uint64_t* w, const Inputs& x, const Plane
 
 constexpr int64_t kPlanesTokens = 32;  // whose sums become answers together
 
-inline int64_t bits_of(int32_t most) {
-  int64_t bits = 1;
-  while (most >> bits != 0) bits++;
-  return bits;
-}
-
 inline PlaneShape plane_shape(const Matmul& a) {
   const int64_t words = ceil_div(a.in_features, 64);
   return {words, static_cast<const BitsHead*>(a.weight)->bits, bits_of(a.quantization.x_most), words};

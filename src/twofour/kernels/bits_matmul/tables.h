@@ -6,98 +6,17 @@
 #include <cstdint>
 #include <cstring>
 
+#include "six_sums.h"
 #include "tokens.h"
 
 namespace {
 
-using twofour::kTablesInputs;
 using twofour::kTablesPanel;
 
 constexpr int64_t kTablesChunk = 64;   // groups whose bytes of a panel stay in L1 while tables of all tokens pass
 constexpr int64_t kTablesPanels = 16;  // panels that are gone through with the tables of a chunk
 constexpr int kTablesVectors = 4;      // of outputs in a panel
 constexpr int64_t kPairSums = 2 * kTablesVectors * 2 * 32;  // numbers of 16 bits: tokens, vectors, even and odd outputs
-
-// What follows from the greatest code of an input.
-struct TableSums {
-  bool bytes;          // whether a table's entries are bytes, not words
-  int64_t entry;       // bytes of a table
-  int64_t tokens;      // that have their tables at once
-  int64_t per_byte, per_word;  // lookups whose sum fits
-  explicit TableSums(int32_t most)
-      : bytes(most <= 15), entry(bytes ? 64 : 128), tokens(bytes ? 32 : 16), per_byte(255 / (kTablesInputs * most)),
-        per_word(65535 / (kTablesInputs * most)) {}
-  int64_t chunk() const { return bytes || per_word > kTablesChunk ? kTablesChunk : per_word; }
-};
-
-struct Spread {
-  alignas(64) uint8_t code[3][64], low[4][64], high[4][64];
-  alignas(64) uint16_t code_words[3][32], low_words[2][32], high_words[2][2][32];
-};
-constexpr Spread spread_of_tables() {
-  Spread s{};
-  for (int j = 0; j < 64; j++) {
-    for (int b = 0; b < 3; b++) s.code[b][j] = static_cast<uint8_t>(3 * (j / 8) + b);
-    for (int g = 0; g < 4; g++) {
-      s.low[g][j] = static_cast<uint8_t>(16 * g + j % 8);
-      s.high[g][j] = static_cast<uint8_t>(16 * g + 8 + j / 8);
-    }
-  }
-  for (int j = 0; j < 32; j++) {
-    for (int b = 0; b < 3; b++) s.code_words[b][j] = s.code[b][j];
-    for (int g = 0; g < 2; g++) {
-      s.low_words[g][j] = s.low[g][j];
-      for (int h = 0; h < 2; h++) s.high_words[g][h][j] = s.high[g][32 * h + j];
-    }
-  }
-  return s;
-}
-
-// Tables of `groups` groups of 6 codes, bytes, `stride` apart: of four groups the 8 sums of every 3 codes first, then each
-// group's 64 of its two.
-TWOFOUR_NOINLINE void byte_tables(const uint8_t* codes, int64_t groups, uint8_t* to, int64_t stride) {
-  static constexpr Spread spread = spread_of_tables();
-  constexpr __mmask64 has[3] = {0xaaaaaaaaaaaaaaaa, 0xcccccccccccccccc, 0xf0f0f0f0f0f0f0f0};
-  for (int64_t g = 0; g < groups; g += 4) {
-    const auto* from = reinterpret_cast<const __m256i*>(codes + kTablesInputs * g);
-    const __m512i v = _mm512_castsi256_si512(_mm256_loadu_si256(from));
-    __m512i threes = _mm512_setzero_si512();
-    TWOFOUR_UNROLL
-    for (int b = 0; b < 3; b++)
-      threes = _mm512_add_epi8(threes, _mm512_maskz_permutexvar_epi8(has[b], _mm512_load_si512(spread.code[b]), v));
-    TWOFOUR_UNROLL
-    for (int q = 0; q < 4; q++) {
-      if (g + q >= groups) break;
-      const __m512i low = _mm512_permutexvar_epi8(_mm512_load_si512(spread.low[q]), threes);
-      const __m512i high = _mm512_permutexvar_epi8(_mm512_load_si512(spread.high[q]), threes);
-      _mm512_store_si512(to + (g + q) * stride, _mm512_add_epi8(low, high));
-    }
-  }
-}
-
-// The same of words, of two groups at a time.
-TWOFOUR_NOINLINE void word_tables(const uint8_t* codes, int64_t groups, uint8_t* to, int64_t stride) {
-  static constexpr Spread spread = spread_of_tables();
-  constexpr __mmask32 has[3] = {0xaaaaaaaa, 0xcccccccc, 0xf0f0f0f0};
-  for (int64_t g = 0; g < groups; g += 2) {
-    const auto* from = reinterpret_cast<const __m128i*>(codes + kTablesInputs * g);
-    const __m512i v = _mm512_castsi256_si512(_mm256_cvtepu8_epi16(_mm_loadu_si128(from)));
-    __m512i threes = _mm512_setzero_si512();
-    TWOFOUR_UNROLL
-    for (int b = 0; b < 3; b++)
-      threes = _mm512_add_epi16(threes, _mm512_maskz_permutexvar_epi16(has[b], _mm512_load_si512(spread.code_words[b]), v));
-    TWOFOUR_UNROLL
-    for (int q = 0; q < 2; q++) {
-      if (g + q >= groups) break;
-      const __m512i low = _mm512_permutexvar_epi16(_mm512_load_si512(spread.low_words[q]), threes);
-      TWOFOUR_UNROLL
-      for (int h = 0; h < 2; h++) {
-        const __m512i high = _mm512_permutexvar_epi16(_mm512_load_si512(spread.high_words[q][h]), threes);
-        _mm512_store_si512(to + (g + q) * stride + 64 * h, _mm512_add_epi16(low, high));
-      }
-    }
-  }
-}
 
 // Adds the lookups of `groups` groups for T tokens and a panel to `sums`, [token][vector][even, odd][32]. Bytes 2 j and
 // 2 j + 1 of a vector are outputs j and 32 + j. The even ones are the sums of words less the odd ones: modulo 2^16 no mask.
@@ -284,7 +203,9 @@ struct TablesWork {
   }
   // Answers of up to of.tokens tokens, `first` of the call the first of them, and `panels` panels from `panel` on.
   void run(const uint8_t* codes, int64_t stride, int64_t first, int64_t tokens, int64_t panel, int64_t panels) const {
-    const int64_t chunks = scratch.of.chunk(), segment = scratch.of.bytes ? scratch.of.per_word / chunks * chunks : groups;
+    const TableSums& of = scratch.of;
+    const int64_t chunks = of.bytes || of.per_word > kTablesChunk ? kTablesChunk : of.per_word;
+    const int64_t segment = of.bytes ? of.per_word / chunks * chunks : groups;
     for (int64_t s = 0; s < groups; s += segment) {
       const int64_t stop = least(groups, s + segment);
       for (int64_t g = s; g < stop; g += chunks)

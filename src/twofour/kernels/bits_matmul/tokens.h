@@ -25,6 +25,13 @@ struct TokenFacts {
         sums(reinterpret_cast<int32_t*>(static_cast<char*>(memory) + round_up(tokens * 8, 64))) {}
 };
 
+// Bits of codes up to `most`.
+inline int64_t bits_of(int32_t most) {
+  int64_t bits = 1;
+  while (most >> bits != 0) bits++;
+  return bits;
+}
+
 // As range_of, where a range lies around zero: the codes 0 ... most stand for -h ... h, h the greatest magnitude, or, where
 // a code is zero (factor 1), zero is that of half of the codes.
 template <class V, class X>
@@ -100,6 +107,22 @@ inline uint32_t sum_of_codes(const uint8_t* codes, int64_t count) {
 #else
   uint32_t sum = 0;
   for (int64_t k = 0; k < count; k++) sum += codes[k];
+  return sum;
+#endif
+}
+
+// The same of any number of them.
+inline int32_t sum_of_bytes(const char* codes, int64_t count) {
+#if defined(TWOFOUR_SET_avx512)
+  __m512i sum = _mm512_setzero_si512();
+  for (int64_t k = 0; k < count; k += 64) {
+    const __mmask64 there = count - k >= 64 ? ~__mmask64{0} : (__mmask64{1} << (count - k)) - 1;
+    sum = _mm512_add_epi64(sum, _mm512_sad_epu8(_mm512_maskz_loadu_epi8(there, codes + k), _mm512_setzero_si512()));
+  }
+  return static_cast<int32_t>(_mm512_reduce_add_epi64(sum));
+#else
+  int32_t sum = 0;
+  for (int64_t k = 0; k < count; k++) sum += static_cast<uint8_t>(codes[k]);
   return sum;
 #endif
 }

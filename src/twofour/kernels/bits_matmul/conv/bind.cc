@@ -10,9 +10,11 @@
 namespace twofour {
 namespace {
 
+constexpr int64_t unit_of(const char* layout) { return layout[5] == 'p' ? 64 : layout[5] == 'l' ? kTablesInputs : 4; }
+
 constexpr BitsConvKernel kBitsConvKernels[] = {
 #define TWOFOUR_ROW(symbol, isa, pattern, dtype, layout, ...)                                        \
-  {{#symbol, "bits_conv", isa, pattern, dtype, layout, __VA_ARGS__}, layout[5] == 'p', symbol##__workspace, symbol},
+  {{#symbol, "bits_conv", isa, pattern, dtype, layout, __VA_ARGS__}, unit_of(layout), symbol##__workspace, symbol},
 #include "bits_conv.inc"
 #undef TWOFOUR_ROW
 };
@@ -61,6 +63,7 @@ Requantised requantised(const Border& border, const Operand& numbers, const std:
 void bind_bits_conv(nb::module_& m) {
   bind_table(m, kBitsConvKernels);
   m.attr("bits_codes_head") = kCodesHead;
+  m.attr("bits_lookups") = nb::make_tuple(kTablesInputs, kLookupsCode, kLookupsSum);
   // x: float32 (images, channels, height, width), channels densest, or codes as this row reads them, uint8 (images, bytes);
   // y the same for `to`. Returns false, without touching y, when `weight` was made for another layout or shape. `high`,
   // `wide`: taps, stride, padding, dilation; `image`, `size`: height and width of x and of the convolution's own answer.
@@ -76,13 +79,14 @@ void bind_bits_conv(nb::module_& m) {
       throw std::invalid_argument("no such convolution");
     border.require(codes_possible(most, factor, x_zero), x, "input", "codes of 1 to 8 bits, a zero point among them");
     border.require(factor == 1 || centred || !dynamic, x, "input", "ranges around zero for odd levels");
-    const PixelCodes form{kernel.planes, in, bits_for(most)};
+    const bool planes = kernel.unit == 64;
+    const PixelCodes form{planes, in, bits_for(most)};
     const bool coded = border.strided(x, "input", {Type::f32, Type::u8}).type == Type::u8;
     const View from = coded ? pixel_codes(border, x, "input", form, image) : pixels(border, x, "input");
     border.require(coded || (from.shape[1] == in && from.shape[2] == image[0] && from.shape[3] == image[1]), x, "input",
                    "the channels, height and width that the convolution reads");
     border.require(!numbers.given() || !dynamic, x, "input", "a static range for an answer of codes");
-    border.require(!coded || (!dynamic && (kernel.planes || most == 255 || within(from, image[0] * image[1] * form.bytes(), most))), x, "input",
+    border.require(!coded || (!dynamic && (planes || most == 255 || within(from, image[0] * image[1] * form.bytes(), most))), x, "input",
                    "a static range, and codes from 0 to " + std::to_string(most));
     const int64_t panel = bits_layout(kernel.layout)->panel, padded = round_up(out, panel);
     const Requantised answer = requantised(border, numbers, to, padded, out);
@@ -95,7 +99,7 @@ void bind_bits_conv(nb::module_& m) {
     BitsConv args{from.data, coded, nullptr, nullptr, added.data(), back.data, from.shape[0], in,
                   out, axis(high, image[0], size[0]), axis(wide, image[1], size[1]),
                   {dynamic, x_scale, x_zero, 1.0f, 0, most, factor, centred}, answer, threads, nullptr};
-    const int64_t taps = args.height.taps * args.width.taps, tap = kernel.planes ? form.words() * 64 : form.bytes();
+    const int64_t taps = args.height.taps * args.width.taps, tap = round_up(in, kernel.unit);
     const PackedWeight packed(border, weight);
     if (!packed.made_for(kernel.dtype, kernel.layout, out, taps * tap)) return false;
     require_codes(kernel, packed, taps * padded * 4);
@@ -105,6 +109,12 @@ void bind_bits_conv(nb::module_& m) {
     const auto reach = [](const ConvAxis& a) { return double(a.output) * double(a.stride) + double(a.taps) * double(a.dilation); };
     border.require(reach(args.height) * reach(args.width) * double(form.bytes()) < double(int64_t{1} << 31), x, "input",
                    "images whose codes with their zeros take less than 2 GB");
+    if (kernel.unit == kTablesInputs) {
+      border.require(most <= kLookupsCode && taps * tap * most <= kLookupsSum, x, "input",
+                     "so few inputs and bits that 16 bits hold the sum of their codes");
+      border.require(reach(args.width) * double(args.height.taps) * double(args.height.dilation) * double(tap / kernel.unit) * 64 <
+                         kLookupsBytes, x, "input", "rows whose tables take less than 2 GB");
+    }
     if (back.count() != 0) {
       const Unlocked unlocked;
       const Scratch::Lease lease(scratch, static_cast<size_t>(kernel.workspace_bytes(args)));

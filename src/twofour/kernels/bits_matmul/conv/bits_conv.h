@@ -34,6 +34,10 @@ struct Requantised {
   int64_t pool;  // 1, or 2: the greatest of 2 x 2 pixels; a last odd row or column is left out
 };
 
+// What tables of bytes and sums of 16 bits hold, and bytes of the tables of one row of windows.
+constexpr int64_t kLookupsCode = 15, kLookupsSum = 65535;
+constexpr double kLookupsBytes = double(int64_t{1} << 31);
+
 // One call. Images have their channels densest. `weight` is a layout of bits.h with (taps, codes of a pixel) inputs an output
 // and, behind it, the sum of an output's values at each tap, a padded row of outputs for each. `bias` may be null.
 struct BitsConv {
@@ -52,7 +56,7 @@ struct BitsConv {
 };
 
 struct BitsConvKernel : RowBase {
-  bool planes;  // how it reads codes
+  int64_t unit;  // channels of a pixel that it reads together, zeros behind the last: 64 of planes, 4 bytes, 6 of a table
   int64_t (*workspace_bytes)(const BitsConv&);
   void (*run)(const BitsConv&);
 };

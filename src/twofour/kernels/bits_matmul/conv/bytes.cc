@@ -4,7 +4,7 @@
 namespace twofour {
 
 int64_t TWOFOUR_WORKSPACE_HERE(bits_conv_bytes)(const BitsConv& a) {
-  return conv_plan<ByteTiles<ByteDots>>(a).bytes(a.threads);
+  return ConvPlan(a, ByteTiles<ByteDots>(a)).bytes(a.threads);
 }
 void TWOFOUR_HERE(bits_conv_bytes)(const BitsConv& a) { conv_images<ByteTiles<ByteDots>>(a); }
 

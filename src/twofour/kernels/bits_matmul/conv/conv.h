@@ -17,7 +17,9 @@ namespace {
 // One pixel's codes, whole vectors of them with zeros behind, as the reader wants them.
 inline void write_pixel(const PixelCodes& form, const uint8_t* codes, char* to) {
   if (!form.planes) {
-    std::memcpy(to, codes, static_cast<size_t>(form.bytes()));
+    int64_t c = 0;
+    for (; c + 64 <= form.bytes(); c += 64) std::memcpy(to + c, codes + c, 64);
+    if (c < form.bytes()) std::memcpy(to + c, codes + c, static_cast<size_t>(form.bytes() - c));
     return;
   }
   for (int64_t p = 0; p < form.bits; p++)
@@ -33,11 +35,8 @@ inline const char* coded_image(const BitsConv& a, const ConvPlan& plan, int64_t 
 }
 
 inline int32_t sum_of_pixel(const PixelCodes& form, const char* codes) {
+  if (!form.planes) return sum_of_bytes(codes, form.bytes());
   int32_t sum = 0;
-  if (!form.planes) {
-    for (int64_t c = 0; c < form.bytes(); c++) sum += static_cast<uint8_t>(codes[c]);
-    return sum;
-  }
   for (int64_t p = 0; p < form.bits; p++)
     for (int64_t q = 0; q < form.words(); q++) {
       uint64_t word;
@@ -45,6 +44,30 @@ inline int32_t sum_of_pixel(const PixelCodes& form, const char* codes) {
       sum += __builtin_popcountll(word) << p;
     }
   return sum;
+}
+
+// The codes of a row of pixels, one behind the other, as the reader wants them. `staged` has room for one more pixel.
+inline void write_row(const ConvPlan& plan, int64_t channels, uint8_t* codes, int64_t pixels, uint8_t* staged, char* to) {
+  const bool whole = channels % (plan.in.planes ? 64 : 4) == 0;
+  if (whole && !plan.in.planes) {
+    std::memcpy(to, codes, static_cast<size_t>(pixels * channels));
+  } else if (whole) {
+    for (int64_t j = 0; j < pixels; j++) write_pixel(plan.in, codes + j * channels, to + j * plan.pixel);
+  } else if (plan.pixel == 4) {
+    const uint32_t mask = (uint32_t{1} << 8 * channels) - 1;  // the codes of the next pixel stand behind
+    for (int64_t j = 0; j < pixels; j++) {
+      uint32_t four;
+      std::memcpy(&four, codes + j * channels, 4);
+      four &= mask;
+      std::memcpy(to + j * 4, &four, 4);
+    }
+  } else {
+    std::memset(staged + channels, 0, static_cast<size_t>(round_up(channels, 64) - channels));
+    for (int64_t j = 0; j < pixels; j++) {
+      std::memcpy(staged, codes + j * channels, static_cast<size_t>(channels));
+      write_pixel(plan.in, staged, to + j * plan.pixel);
+    }
+  }
 }
 
 // Marks the pixels of a row of a real image that hold NaN; returns whether there are any.
@@ -75,11 +98,8 @@ void pack_row(const BitsConv& a, const ConvPlan& plan, int64_t n, int64_t r, Ima
   } else if (inside) {
     const auto* from = reinterpret_cast<const float*>(a.x) + (n * a.height.input + row) * a.width.input * a.in_channels;
     if (mark_lost<V>(from, end - begin, a.in_channels, lost + begin)) __atomic_store_n(&facts->lost, 1, __ATOMIC_RELAXED);
-    for (int64_t j = begin; j < end; j++, from += a.in_channels) {
-      input_codes<V>(a.quantization, facts->range, from, a.in_channels, staged);
-      std::memset(staged + a.in_channels, 0, static_cast<size_t>(plan.staged - a.in_channels));
-      write_pixel(plan.in, staged, to + j * plan.pixel);
-    }
+    input_codes<V>(a.quantization, facts->range, from, (end - begin) * a.in_channels, staged);
+    write_row(plan, a.in_channels, staged, end - begin, staged + row_bytes(a), to + begin * plan.pixel);
   }
   std::memset(to + end * plan.pixel, 0, static_cast<size_t>((plan.wide - end) * plan.pixel));
   if (!plan.summed) return;
@@ -106,23 +126,38 @@ inline bool is_lost(const BitsConv& a, const ConvPlan& plan, int64_t at) {
   return false;
 }
 
+// The sums of the codes of the windows of a row of outputs, [begin, end) of it, whose first window begins with pixel `at`.
+inline void window_sums(const BitsConv& a, const ConvPlan& plan, int64_t at, int64_t begin, int64_t end, int32_t* to) {
+  const auto* sums = reinterpret_cast<const int32_t*>(static_cast<const char*>(a.workspace) + plan.sums) + at;
+  const int64_t count = end - begin, stride = a.width.stride;
+  std::memset(to, 0, static_cast<size_t>(count) * 4);
+  for (int64_t y = 0; y < a.height.taps; y++)
+    for (int64_t x = 0; x < a.width.taps; x++) {
+      const int32_t* from = sums + y * a.height.dilation * plan.wide + x * a.width.dilation + begin * stride;
+      if (stride == 1)
+        for (int64_t j = 0; j < count; j++) to[j] += from[j];
+      else
+        for (int64_t j = 0; j < count; j++) to[j] += from[j * stride];
+    }
+}
+
+// Pixels of whole rows of outputs, `first` the first of them.
 inline void output_pixels(const BitsConv& a, const ConvPlan& plan, const int32_t* sums_of_rows, const ImageFacts& facts,
                           int64_t first, int64_t count, OutputPixel* to) {
+  constexpr int64_t together = 64;
   const char* memory = static_cast<const char*>(a.workspace);
-  const auto* sums = reinterpret_cast<const int32_t*>(memory + plan.sums);
   const auto* of = reinterpret_cast<const int32_t*>(memory + plan.class_of);
   const auto* classes = reinterpret_cast<const int32_t*>(memory + plan.classes);
-  int64_t i = first / a.width.output, j = first % a.width.output;
-  for (int64_t t = 0; t < count; t++, to++) {
-    const int64_t at = i * a.height.stride * plan.wide + j * a.width.stride;
-    *to = {memory + plan.image + at * plan.pixel, sums_of_rows, 0, facts.range.scale};
-    if (plan.bordered) to->inside = classes + (of[i] * plan.column_classes + of[a.height.output + j]) * plan.padded;
-    if (facts.lost != 0 && is_lost(a, plan, at)) to->scale = __builtin_nanf("");
-    if (plan.summed)
-      for (int64_t y = 0; y < a.height.taps; y++)
-        for (int64_t x = 0; x < a.width.taps; x++)
-          to->sum += sums[at + y * a.height.dilation * plan.wide + x * a.width.dilation];
-    if (++j == a.width.output) j = 0, i++;
+  int32_t sums[together] = {};
+  for (int64_t i = first / a.width.output; i < (first + count) / a.width.output; i++) {
+    const int64_t row = i * a.height.stride * plan.wide;
+    for (int64_t j = 0; j < a.width.output; j++, to++) {
+      const int64_t at = row + j * a.width.stride;
+      if (plan.summed && j % together == 0) window_sums(a, plan, row, j, least(j + together, a.width.output), sums);
+      *to = {at, sums_of_rows, sums[j % together], facts.range.scale};
+      if (plan.bordered) to->inside = classes + (of[i] * plan.column_classes + of[a.height.output + j]) * plan.padded;
+      if (facts.lost != 0 && is_lost(a, plan, at)) to->scale = __builtin_nanf("");
+    }
   }
 }
 
@@ -140,47 +175,65 @@ struct ConvFinish {
     std::memcpy(&v, p, sizeof v);
     return v;
   }
-  TWOFOUR_INLINE I whole(const int32_t* sums, int32_t codes, const int32_t* inside, int64_t row) const {
-    typedef typename V::U U;
+  // What a vector of sums needs, in locals: a store of bytes may change whatever memory holds.
+  struct Vector {
+    uint32_t times, beside, zero;
+    int64_t row, rows;
+  };
+  Vector vector_at(int64_t row) const {
     const auto factor = static_cast<uint32_t>(a.quantization.x_factor);
-    const uint32_t times = factor * static_cast<uint32_t>(w.head.alpha);
-    const uint32_t more = factor * static_cast<uint32_t>(w.head.beta) * static_cast<uint32_t>(codes);
-    U v = (U)ints(sums) * times + more;
-    if (chunk.facts.range.zero != 0) v -= (U)ints(inside + row) * static_cast<uint32_t>(chunk.facts.range.zero);
+    return {factor * static_cast<uint32_t>(w.head.alpha), factor * static_cast<uint32_t>(w.head.beta),
+            static_cast<uint32_t>(chunk.facts.range.zero), row, least(V::width, a.out_channels - row)};
+  }
+  // Values of sums, modulo 2^32.
+  static TWOFOUR_INLINE I whole(const Vector& at, const int32_t* sums, const OutputPixel& pixel) {
+    typedef typename V::U U;
+    U v = (U)ints(sums);
+    if (at.times != 1) v *= at.times;
+    v += at.beside * static_cast<uint32_t>(pixel.sum);
+    if (at.zero != 0) v -= (U)ints(pixel.inside + at.row) * at.zero;
     return (I)v;
   }
-  void reals(I v, int64_t pixel, int64_t row, float scale) const {
-    const int64_t rows = least(V::width, a.out_channels - row);
-    const auto bias = a.bias == nullptr ? V::zero() : V::load(a.bias + row, rows);
-    typename V::reg y = V::to_real((typename V::ints)v) * (V::all(scale) * V::load_unaligned(w.scales + row));
+  void reals(const int32_t* sums, int64_t tokens, int64_t place, int64_t row) const {
+    const Vector at = vector_at(row);
+    const auto bias = a.bias == nullptr ? V::zero() : V::load(a.bias + row, at.rows);
+    const auto scales = V::load_unaligned(w.scales + row);
+    const OutputPixel* pixel = chunk.pixels + place;
+    float* to = reinterpret_cast<float*>(chunk.answer) + (chunk.first + place) * a.out_channels + row;
+    for (const int64_t channels = a.out_channels; tokens-- > 0; pixel++, sums += V::width, to += channels) {
+      typename V::reg y = V::to_real((typename V::ints)whole(at, sums, *pixel)) * (V::all(pixel->scale) * scales);
 #if defined(__x86_64__)
-    asm("" : "+v"(y));  // rounded before the sum, as the reference does
+      asm("" : "+v"(y));  // rounded before the sum, as the reference does
 #elif defined(__aarch64__)
-    asm("" : "+w"(y));
+      asm("" : "+w"(y));
 #endif
-    V::store(reinterpret_cast<float*>(chunk.answer) + pixel * a.out_channels + row, y + bias, rows);
-  }
-  void codes(I v, int64_t place, int64_t row) const {
-    const int32_t* numbers = a.answer.numbers + row;
-    v ^= ints(numbers);
-    I code{};
-    for (int32_t l = 0; l < a.answer.most; l++) {
-      numbers += plan.padded;
-      code -= v >= ints(numbers);
+      V::store(to, y + bias, at.rows);
     }
-    uint8_t* to = chunk.codes + place * plan.codes + row;
-    V::store_bytes(to, (typename V::ints)code, least(V::width, a.out_channels - row));
+  }
+  // `Most`: of a code, 0 where it varies.
+  template <int Most>
+  void codes(const int32_t* sums, int64_t tokens, int64_t place, int64_t row) const {
+    const Vector at = vector_at(row);
+    const int32_t most = Most > 0 ? Most : a.answer.most;
+    const int64_t padded = plan.padded, step = plan.codes;
+    const int32_t* numbers = a.answer.numbers + row;
+    const I flips = ints(numbers);
+    const OutputPixel* pixel = chunk.pixels + place;
+    uint8_t* to = chunk.codes + place * step + row;
+    for (; tokens-- > 0; pixel++, sums += V::width, to += step) {
+      const I v = whole(at, sums, *pixel) ^ flips;
+      I code{};
+      for (int32_t l = 1; l <= most; l++) code -= v >= ints(numbers + l * padded);
+      V::store_bytes(to, (typename V::ints)code, at.rows);
+    }
   }
   // Sums of a tile, [vectors][stride tokens][V::width], of tokens from `place` of the chunk on and rows from `row` on.
   void tile(const int32_t* sums, int64_t vectors, int64_t stride, int64_t tokens, int64_t place, int64_t row) const {
-    for (int64_t t = 0; t < tokens; t++) {
-      const OutputPixel& pixel = chunk.pixels[place + t];
-      for (int64_t v = 0; v < vectors && row + v * V::width < a.out_channels; v++) {
-        const I found = whole(sums + (v * stride + t) * V::width, pixel.sum, pixel.inside, row + v * V::width);
-        if (chunk.codes != nullptr) codes(found, place + t, row + v * V::width);
-        else reals(found, chunk.first + place + t, row + v * V::width, pixel.scale);
-      }
-    }
+    for (int64_t v = 0; v < vectors && row < a.out_channels; v++, row += V::width, sums += stride * V::width)
+      if (chunk.codes == nullptr) reals(sums, tokens, place, row);
+      else if (a.answer.most == 3) codes<3>(sums, tokens, place, row);
+      else if (a.answer.most == 1) codes<1>(sums, tokens, place, row);
+      else codes<0>(sums, tokens, place, row);
   }
   // Whether one of the pixels that are pooled, the first of them at `place`, is lost: the greatest of a NaN and a number is NaN.
   bool is_pooled_lost(int64_t place) const {
@@ -193,32 +246,41 @@ struct ConvFinish {
     return any;
   }
   // The codes of a chunk of whole rows, pooled, where the next layer reads them.
-  void emit() const {
+  TWOFOUR_NOINLINE void emit() const {
     const int64_t pool = a.answer.pool, wide = a.width.output, across = wide / pool;
     const int64_t top = chunk.first / wide / pool, size = a.answer.to.bytes();
     const int64_t marks = twofour::kCodesHead + a.height.output / pool * across * size;
-    for (int64_t r = 0; r < chunk.count / wide / pool; r++)
-      for (int64_t c = 0; c < across; c++) {
-        uint8_t* one = chunk.codes + (r * pool * wide + c * pool) * plan.codes;
-        if (pool == 2) {
-          const uint8_t *right = one + plan.codes, *below = one + wide * plan.codes, *last = below + plan.codes;
-          for (int64_t o = 0; o < plan.codes; o++) {
-            const uint8_t upper = one[o] > right[o] ? one[o] : right[o], lower = below[o] > last[o] ? below[o] : last[o];
-            one[o] = upper > lower ? upper : lower;
-          }
-        }
-        const int64_t at = (top + r) * across + c;
-        write_pixel(a.answer.to, one, chunk.answer + twofour::kCodesHead + at * size);
-        chunk.answer[marks + at] = chunk.facts.lost != 0 && is_pooled_lost(r * pool * wide + c * pool);
+    for (int64_t r = 0; r < chunk.count / wide / pool; r++) {
+      const int64_t at = (top + r) * across;
+      char* to = chunk.answer + twofour::kCodesHead + at * size;
+      uint8_t* one = chunk.codes + r * pool * wide * plan.codes;
+      for (int64_t c = 0; c < across; c++, one += pool * plan.codes, to += size) {
+        if (pool == 2) greatest(one, wide * plan.codes);
+        write_pixel(a.answer.to, one, to);
       }
+      for (int64_t c = 0; c < across; c++)
+        chunk.answer[marks + at + c] = chunk.facts.lost != 0 && is_pooled_lost((r * wide + c) * pool);
+    }
   }
+  // The codes of a pixel become the greatest of it and its neighbours, those of the next row `row` bytes behind.
+  void greatest(uint8_t* one, int64_t row) const {
+    for (int64_t o = 0; o < plan.codes; o += 64) {
+      Codes v[4];
+      for (int i = 0; i < 4; i++) std::memcpy(&v[i], one + o + i / 2 * row + i % 2 * plan.codes, 64);
+      const Codes upper = v[0] > v[1] ? v[0] : v[1], lower = v[2] > v[3] ? v[2] : v[3];
+      const Codes most = upper > lower ? upper : lower;
+      std::memcpy(one + o, &most, 64);
+    }
+  }
+  typedef uint8_t Codes __attribute__((vector_size(64)));
 };
 
+// Windows of a tile in an image whose first pixel is `image`, of `size` numbers a pixel.
 template <class N>
-TWOFOUR_INLINE Windows<N> windows_of(const int32_t* places, const OutputPixel* pixels, int64_t tokens) {
+TWOFOUR_INLINE Windows<N> windows_of(const N* image, int64_t size, const int32_t* places, const OutputPixel* pixels, int64_t tokens) {
   Windows<N> found;
   found.places = places, found.more = 0;
-  for (int64_t t = 0; t < tokens; t++) found.tokens[t] = reinterpret_cast<const N*>(pixels[t].window);
+  for (int64_t t = 0; t < tokens; t++) found.tokens[t] = image + pixels[t].window * size;
   return found;
 }
 
@@ -228,12 +290,19 @@ struct PlaneTiles {
   using N = uint64_t;
   using Inputs = Windows<N>;
   static constexpr bool planes = true;
-  static constexpr int64_t panel = kPlanesPanel, outputs = P::columns * P::lanes, tokens = P::tokens;
+  static constexpr int64_t panel = kPlanesPanel, outputs = P::columns * P::lanes, tokens = P::tokens, inputs = 64;
   static constexpr const char* layout = "bits_planes";
 
+  const BitsHead& head;
   PlaneShape shape;
-  PlaneTiles(const BitsConv&, const ConvPlan& plan, const BitsWeight& w)
-      : shape{plan.taps * plan.step, w.head.bits, plan.in.bits, plan.step} {}
+  explicit PlaneTiles(const BitsConv& a)
+      : head(*static_cast<const BitsHead*>(a.weight)),
+        shape{a.height.taps * a.width.taps * ceil_div(a.in_channels, 64), head.bits, bits_of(a.quantization.x_most),
+              ceil_div(a.in_channels, 64)} {}
+  static int64_t step(const PixelCodes& in) { return in.words(); }
+  static int64_t size(const ConvPlan& plan) { return plan.pixel / 8; }
+  static int64_t rows(const BitsConv& a, int64_t) { return ceil_div(kChunkPixels, a.width.output); }
+  static int64_t scratch(const BitsConv&, const ConvPlan&) { return 0; }
   static int64_t take(int64_t left) { return left >= tokens ? tokens : 1; }
   void run(const char* from, int64_t row, const Inputs& inputs, int64_t count, int32_t* sums) const {
     const auto* weights = reinterpret_cast<const uint64_t*>(from) + row;
@@ -247,13 +316,19 @@ struct ByteTiles {
   using N = uint32_t;
   using Inputs = Windows<N>;
   static constexpr bool planes = false;
-  static constexpr int64_t panel = kBytesPanel, outputs = D::columns * V::width, tokens = D::tokens;
+  static constexpr int64_t panel = kBytesPanel, outputs = D::columns * V::width, tokens = D::tokens, inputs = 4;
   static constexpr const char* layout = "bits_bytes";
 
+  const BitsHead& head;
   int64_t blocks;
   bool narrow;
-  ByteTiles(const BitsConv& a, const ConvPlan& plan, const BitsWeight&)
-      : blocks(plan.taps * plan.step), narrow(a.quantization.x_most <= 127) {}
+  explicit ByteTiles(const BitsConv& a)
+      : head(*static_cast<const BitsHead*>(a.weight)),
+        blocks(a.height.taps * a.width.taps * ceil_div(a.in_channels, 4)), narrow(a.quantization.x_most <= 127) {}
+  static int64_t step(const PixelCodes& in) { return in.bytes() / 4; }
+  static int64_t size(const ConvPlan& plan) { return plan.pixel / 4; }
+  static int64_t rows(const BitsConv& a, int64_t) { return ceil_div(kChunkPixels, a.width.output); }
+  static int64_t scratch(const BitsConv&, const ConvPlan&) { return 0; }
   static int64_t take(int64_t left) { return ByteTile<D, 8, true, Inputs>::of(left).tokens; }
   void run(const char* from, int64_t row, const Inputs& inputs, int64_t count, int32_t* sums) const {
     const auto run = narrow ? ByteTile<D, 8, true, Inputs>::of(count).run : ByteTile<D, 8, false, Inputs>::of(count).run;
@@ -262,14 +337,11 @@ struct ByteTiles {
 };
 
 template <class K>
-ConvPlan conv_plan(const BitsConv& a) {
-  const auto& head = *static_cast<const BitsHead*>(a.weight);
-  return {a, K::planes, K::panel, bits_of(a.quantization.x_most), sizeof(typename K::N), head.alpha, head.beta};
-}
-
-template <class K>
-void conv_chunk(const BitsConv& a, const ConvPlan& plan, const BitsWeight& w, const K& tiles, const Chunk& chunk) {
+void conv_chunk(const BitsConv& a, const ConvPlan& plan, const BitsWeight& w, const K& tiles, const Chunk& chunk, char*) {
   using V = typename K::V;
+  using N = typename K::N;
+  const int64_t size = K::size(plan);
+  const N* image = reinterpret_cast<const N*>(static_cast<const char*>(a.workspace) + plan.image);
   const ConvFinish<V> finish{a, plan, w, chunk};
   const auto* places = reinterpret_cast<const int32_t*>(static_cast<const char*>(a.workspace) + plan.places);
   alignas(64) int32_t sums[K::tokens * K::outputs];
@@ -278,32 +350,30 @@ void conv_chunk(const BitsConv& a, const ConvPlan& plan, const BitsWeight& w, co
     for (int64_t row = 0; row < K::panel && p * K::panel + row < a.out_channels; row += K::outputs)
       for (int64_t t = 0; t < chunk.count;) {
         const int64_t some = K::take(chunk.count - t);
-        tiles.run(w.panel(p), row, windows_of<typename K::N>(places, chunk.pixels + t, some), some, sums);
+        tiles.run(w.panel(p), row, windows_of<N>(image, size, places, chunk.pixels + t, some), some, sums);
         finish.tile(sums, K::outputs / V::width, some, some, t, p * K::panel + row);
         t += some;
       }
   if (chunk.codes != nullptr) finish.emit();
 }
 
-template <class K>
-void conv_places(const BitsConv& a, const ConvPlan& plan, int32_t* to) {
-  const int64_t units = plan.pixel / static_cast<int64_t>(sizeof(typename K::N));
+// Where the inputs of a window stand behind its first one, in numbers of which `size` are a pixel, plan.step of them read.
+inline void window_places(const BitsConv& a, const ConvPlan& plan, int64_t size, int32_t* to) {
   for (int64_t y = 0; y < a.height.taps; y++)
     for (int64_t x = 0; x < a.width.taps; x++)
       for (int64_t q = 0; q < plan.step; q++)
-        *to++ = static_cast<int32_t>((y * a.height.dilation * plan.wide + x * a.width.dilation) * units + q);
+        *to++ = static_cast<int32_t>((y * a.height.dilation * plan.wide + x * a.width.dilation) * size + q);
 }
 
 template <class K>
 void conv_images(const BitsConv& a) {
   using V = typename K::V;
-  const ConvPlan plan = conv_plan<K>(a);
-  const BitsWeight w(*twofour::bits_layout(K::layout), a.weight, a.out_channels,
-                     plan.taps * plan.step * (K::planes ? 64 : 4));
-  const K tiles(a, plan, w);
+  const K tiles(a);
+  const ConvPlan plan(a, tiles);
+  const BitsWeight w(*twofour::bits_layout(K::layout), a.weight, a.out_channels, plan.taps * plan.step * K::inputs);
   char* memory = static_cast<char*>(a.workspace);
   auto* facts = reinterpret_cast<ImageFacts*>(memory);
-  conv_places<K>(a, plan, reinterpret_cast<int32_t*>(memory + plan.places));
+  window_places(a, plan, K::size(plan), reinterpret_cast<int32_t*>(memory + plan.places));
   if (plan.bordered) {
     auto* of = reinterpret_cast<int32_t*>(memory + plan.class_of);
     count_classes(a.height, of);
@@ -333,8 +403,9 @@ void conv_images(const BitsConv& a) {
         uint8_t* codes = a.answer.numbers == nullptr ? nullptr : staged + plan.staged;
         auto* outputs = reinterpret_cast<OutputPixel*>(staged + plan.pixels);
         output_pixels(a, plan, w.sums, *facts, first, rows * a.width.output, outputs);
-        conv_chunk<K>(a, plan, w, tiles,
-                      {first, rows * a.width.output, a.y + n * answer, codes, outputs, *facts});
+        conv_chunk(a, plan, w, tiles,
+                      {first, rows * a.width.output, a.y + n * answer, codes, outputs, *facts},
+                      reinterpret_cast<char*>(staged) + plan.scratch);
       }
       if (team.me == 0 && a.answer.numbers != nullptr) {
         std::memset(a.y + n * answer, 0, twofour::kCodesHead);

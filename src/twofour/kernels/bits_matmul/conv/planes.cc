@@ -4,7 +4,7 @@
 namespace twofour {
 
 int64_t TWOFOUR_WORKSPACE_HERE(bits_conv_planes)(const BitsConv& a) {
-  return conv_plan<PlaneTiles<PlaneCounts>>(a).bytes(a.threads);
+  return ConvPlan(a, PlaneTiles<PlaneCounts>(a)).bytes(a.threads);
 }
 void TWOFOUR_HERE(bits_conv_planes)(const BitsConv& a) { conv_images<PlaneTiles<PlaneCounts>>(a); }
 

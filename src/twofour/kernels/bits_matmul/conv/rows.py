@@ -19,8 +19,17 @@ from twofour.kernels.problem import MaybeTensor
 from twofour.kernels.quantization import Quantization
 from twofour.packing import layout_head
 
+LOOKUPS = "bits_lookups"
+"""The layout of the row that looks up sums of codes."""
+
+
+def lookups() -> tuple[int, int, int]:
+    """Return codes that are looked up together, the greatest code, and the greatest sum of codes (bits_conv.h)."""
+    return native.extension().bits_lookups
+
+
 LARGEST = 2**31
-"""Bytes that the codes of an image with its zeros stay below: places in it are int32 (bind.cc)."""
+"""Bytes that the codes of an image with its zeros, and tables of a row of windows, stay below: places are int32."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,11 @@ class BitsConv(Row):
         return self.layout == "bits_planes"
 
     @property
+    def unit(self) -> int:
+        """Channels of a pixel that it reads together, zeros behind the last."""
+        return lookups()[0] if self.layout == LOOKUPS else 64 if self.planes else 4
+
+    @property
     def panel(self) -> int:
         """Outputs of a panel."""
         return panel_of(self.layout)
@@ -71,6 +85,13 @@ class BitsConv(Row):
             return f"convolves all channels together, not in {geometry.groups} groups"
         if geometry.columns > (longest := levels.longest(quantization)):
             return f"sums of {geometry.columns} inputs may exceed int32; at most {longest}"
+        if self.layout == LOOKUPS:
+            _, code, largest = lookups()
+            if quantization.most > code:
+                return f"looks up sums of codes of at most {code.bit_length()} bits, inputs have {quantization.bits}"
+            taps, channels = geometry.kernel[0] * geometry.kernel[1], -(-geometry.in_channels // self.unit) * self.unit
+            if (found := taps * channels * quantization.most) > largest:
+                return f"sums codes in 16 bits: up to {largest}, not {found}"
         if not self.holds(geometry, quantization.bits, images[1], images[2]):
             return f"the codes of an image of {images[1]} x {images[2]} pixels take 2 GB"
         return None
@@ -80,7 +101,9 @@ class BitsConv(Row):
         sizes = zip(geometry.sizes(height, width), geometry.stride, geometry.kernel, geometry.dilation, strict=True)
         reach = [n * stride + kernel * dilation for n, stride, kernel, dilation in sizes]
         stood = CodedImages(self.planes, geometry.in_channels, bits, reach[0], reach[1])
-        return reach[0] * reach[1] * stood.pixel_bytes < LARGEST
+        tables = 64 * -(-geometry.in_channels // self.unit) if self.layout == LOOKUPS else 0
+        fits = geometry.kernel[0] * geometry.dilation[0] * reach[1] * tables < LARGEST
+        return fits and reach[0] * reach[1] * stood.pixel_bytes < LARGEST
 
     def prepare(self, weight: BitWeight, geometry: Geometry) -> Prepared:
         """Return a weight as this row reads it behind a 64-byte header: uint8.
@@ -91,7 +114,7 @@ class BitsConv(Row):
         """
         out, taps = len(weight.codes), geometry.kernel[0] * geometry.kernel[1]
         codes = weight.codes.view(out, geometry.in_channels, taps).transpose(1, 2)
-        codes = functional.pad(codes, (0, -geometry.in_channels % (64 if self.planes else 4)))
+        codes = functional.pad(codes, (0, -geometry.in_channels % self.unit))
         values = weight.values().view(out, geometry.in_channels, taps)
         tap_sums = functional.pad(values.sum(1, dtype=torch.int32).t(), (0, -out % self.panel)).contiguous()
         of_rows = values.sum((1, 2), dtype=torch.int32)

@@ -86,14 +86,17 @@ struct ImageFacts {
   uint8_t lost;
 };
 
-// One output pixel: where its window begins, the sum of the window's codes, sums of values over its taps inside the image,
+// One output pixel: the pixel of the padded image that its window begins with, the sum of the window's codes, sums of values over its taps inside the image,
 // and the scale of the input, NaN where the window is lost.
 struct OutputPixel {
-  const char* window;
+  int64_t window;
   const int32_t* inside;
   int32_t sum;
   float scale;
 };
+
+// Bytes of the codes of a row of real pixels, behind which one pixel's codes stand with zeros behind them.
+inline int64_t row_bytes(const BitsConv& a) { return round_up(a.width.input * a.in_channels, 64); }
 
 // Everything that follows from the sizes of a call, in bytes of the workspace where it says where something stands.
 struct ConvPlan {
@@ -105,31 +108,34 @@ struct ConvPlan {
   bool summed, bordered;       // whether sums of codes are needed, and taps outside the image count
   int64_t row_classes, column_classes;
   int64_t lost, image, sums, places, classes, class_of, members, member;  // where they stand, and the bytes of a member
-  int64_t codes, staged, pixels;  // of a member: codes of an output and an input pixel, where its OutputPixels stand
+  int64_t codes, staged, pixels, scratch;  // of a member: codes of an output pixel and an input row, where its OutputPixels and more stand
 
-  ConvPlan(const BitsConv& a, bool planes, int64_t panel, int64_t bits, int64_t unit, int64_t alpha, int64_t beta)
-      : in{planes, a.in_channels, bits}, padded(round_up(a.out_channels, panel)), high(padded_axis(a.height)),
-        wide(padded_axis(a.width)), pixel(in.bytes()), taps(a.height.taps * a.width.taps),
-        step(planes ? in.words() : pixel / unit), summed(beta != 0 && alpha != 0),
+  // `design`: what its tiles are (PlaneTiles, ByteTiles, LookupTiles).
+  template <class K>
+  ConvPlan(const BitsConv& a, const K& design)
+      : in{K::planes, a.in_channels, bits_of(a.quantization.x_most)}, padded(round_up(a.out_channels, K::panel)),
+        high(padded_axis(a.height)), wide(padded_axis(a.width)), pixel(in.bytes()), taps(a.height.taps * a.width.taps),
+        step(design.step(in)), summed(design.head.beta != 0 && design.head.alpha != 0),
         bordered(a.quantization.dynamic || a.quantization.x_zero != 0) {
     const int64_t pool = a.answer.pool, team = a.threads > 1 ? a.threads : 1;
     const int64_t fair = ceil_div(a.height.output, team);
-    rows = round_up(least(ceil_div(kChunkPixels, a.width.output), fair), pool);
+    rows = round_up(least(design.rows(a, wide), fair), pool);
     chunks = ceil_div(a.height.output, rows);
     row_classes = bordered ? count_classes(a.height) : 0;
     column_classes = bordered ? count_classes(a.width) : 0;
     lost = 64;  // behind what holds for the image
     image = lost + round_up(high * wide, 64);
-    sums = image + round_up(high * wide * pixel, 64);
+    sums = image + round_up(high * wide * pixel, 64) + 64;  // vectors are read from every pixel on
     places = sums + (summed ? round_up(high * wide * 4, 64) : 0);
     classes = places + round_up(taps * step * 4, 64);
     class_of = classes + row_classes * column_classes * padded * 4;
     members = class_of + (bordered ? round_up((a.height.output + a.width.output) * 4, 64) : 0);
     codes = round_up(a.out_channels, 64);
-    staged = round_up(a.in_channels, 64) + 64;
+    staged = row_bytes(a) + round_up(a.in_channels, 64) + 64;
     const bool coded = a.answer.numbers != nullptr;
     pixels = staged + (coded ? round_up(rows * a.width.output * codes, 64) : 0);
-    member = pixels + rows * a.width.output * static_cast<int64_t>(sizeof(OutputPixel));
+    scratch = pixels + round_up(rows * a.width.output * static_cast<int64_t>(sizeof(OutputPixel)), 64);
+    member = scratch + design.scratch(a, *this);
   }
   int64_t bytes(int threads) const { return members + (threads > 1 ? threads : 1) * round_up(member, 64); }
 };

@@ -1,0 +1,9 @@
+// The row that looks sums up, on processors whose set avx512_vnni has VBMI beside.
+#include "lookups.h"
+
+namespace twofour {
+
+int64_t TWOFOUR_WORKSPACE_HERE(bits_conv_lookups)(const BitsConv& a) { return ConvPlan(a, LookupTiles(a)).bytes(a.threads); }
+void TWOFOUR_HERE(bits_conv_lookups)(const BitsConv& a) { conv_images<LookupTiles>(a); }
+
+}  // namespace twofour
