@@ -63,6 +63,18 @@ def test_the_answer_is_that_of_whole_numbers(weights: str, activations: str) -> 
         assert torch.equal(copy.deepcopy(model)(x), whole)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_whole_numbers_lie_in_memory_as_floats_do(layout: torch.memory_format) -> None:
+    """A mean over places adds them up in the order of memory, and rounds accordingly."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1)).to(memory_format=layout)  # pyright: ignore
+    x = torch.randn(2, 3, 9, 9).contiguous(memory_format=layout)
+    twofour.quantize(model.eval(), "w2", "a2")
+    floats = model(x)
+    with quantization.in_whole_numbers(model):
+        whole = model(x)
+    assert whole.stride() == floats.stride() and torch.equal(whole.mean((2, 3)), floats.mean((2, 3)))
+
+
 @given(st.sampled_from(WEIGHTS), st.sampled_from(INPUTS), st.integers(1, 130), st.integers(0, 2**31))
 @settings(max_examples=40, deadline=None)
 def test_a_linear_is_its_formula(weights: str, activations: str, columns: int, seed: int) -> None:

@@ -71,7 +71,7 @@ def integer_product(module: nn.Module, x: Tensor, weight: Tensor) -> Tensor:
     else:
         lost = lost.any(-1, keepdim=True)
         found = (numbers.reshape(-1, x.shape[-1]) @ whole.t()).view(*x.shape[:-1], len(weight))
-    return found.float().masked_fill(lost, torch.nan)
+    return found.float().masked_fill_(lost, torch.nan)  # out of place it would be laid out anew
 
 
 def integer_convolution(module: nn.Conv2d, x: Tensor, weight: Tensor) -> Tensor:
@@ -80,7 +80,15 @@ def integer_convolution(module: nn.Conv2d, x: Tensor, weight: Tensor) -> Tensor:
     padded = functional.pad(images, module._reversed_padding_repeated_twice)
     some = max(1, PIXELS // (padded.shape[2] * padded.shape[3]))
     answer = torch.cat([_convolved(module, part, weight) for part in padded.split(some)])
-    return answer if x.ndim == 4 else answer[0]
+    if x.ndim == 3:
+        return answer[0]
+    # As torch's convolution lays its answer out: a mean over places adds them up in the order of memory.
+    last = any(map(_channels_last, (x, weight)))
+    return answer.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+
+
+def _channels_last(values: Tensor) -> bool:
+    return values.is_contiguous(memory_format=torch.channels_last) and not values.is_contiguous()
 
 
 PIXELS = 1 << 13
