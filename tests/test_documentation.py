@@ -9,7 +9,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("src", "include", "tests", "benchmarks", "experiments", "examples", "docs", "requirements", ".ci", ".github")
+FOLDERS = (
+    "src",
+    "include",
+    "packages",
+    "tests",
+    "benchmarks",
+    "experiments",
+    "examples",
+    "docs",
+    "requirements",
+    ".ci",
+    ".github",
+)
 FILES = {path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()}
 FILES |= {path for path in ROOT.iterdir() if path.is_file()}
 NAMES = {path.relative_to(ROOT).as_posix() for path in FILES}

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import re
+import shutil
+import subprocess
 import threading
 import warnings
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,7 @@ from torch import Tensor, nn
 import twofour
 from twofour.errors import ExportError
 from twofour.export.onnxruntime import NAME, add_provider, provider, register
+from twofour.export.runtime import library
 
 onnx = pytest.importorskip("onnx", reason="the extra [onnx] is not installed")
 ort = pytest.importorskip("onnxruntime", reason="the extra [onnx] is not installed")
@@ -25,6 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
+ROOT = Path(__file__).parent.parent.parent
 RANDOM = np.random.default_rng(0)
 
 
@@ -208,6 +214,46 @@ def test_a_sum_that_others_read_leaves_beside_its_norm() -> None:
     assert require_same(file, feed) == [["Add", "Add", "LayerNormalization", "MatMul"]]
 
 
+def test_two_products_in_a_row_are_one_part_where_nothing_else_reads_between() -> None:
+    nodes = [node("MatMul", "x w", "h"), node("Relu", "h", "r"), node("MatMul", "r v", "m"), node("Add", "m x", "y")]
+    constants = {"w": sparse(64, 128), "v": sparse(128, 64)}
+    feeds = [{"x": numbers(rows, 64)} for rows in (1, 300, 0)]
+    assert require_same(graph(nodes, {"x": [None, 64]}, ["y"], constants), *feeds) == [
+        ["Add", "MatMul", "MatMul", "Relu"]
+    ]
+    parts = require_same(graph(nodes, {"x": [None, 64]}, ["y", "r"], constants), *feeds)
+    assert parts == [["Add", "MatMul"], ["MatMul", "Relu"]]
+
+
+def test_sums_of_products_and_of_a_product_with_itself() -> None:
+    weights = {"w": sparse(64, 64), "v": sparse(64, 64)}
+    nodes = [node("MatMul", "x w", "a"), node("MatMul", "x v", "b"), node("Add", "a b", "y"), node("Add", "y y", "z")]
+    file = graph(nodes, {"x": [None, 64]}, ["y", "z"], weights)
+    assert require_same(file, {"x": numbers(5, 64)}) == [["Add", "MatMul"], ["MatMul"]]
+
+
+def test_weights_inside_branches_and_values_that_branches_read() -> None:
+    def branch(name: str, kind: str) -> Any:
+        nodes = [node("MatMul", "h w", f"{name}m"), node(kind, f"{name}m", f"{name}y")]
+        out = helper.make_tensor_value_info(f"{name}y", TensorProto.FLOAT, None)
+        return helper.make_graph(nodes, name, [], [out])
+
+    nodes = [
+        *(node("MatMul", "x w", "h"), node("Relu", "h", "r"), node("ReduceSum", "r", "s", keepdims=0)),
+        *(
+            node("Greater", "s zero", "c"),
+            node("If", "c", "y", then_branch=branch("t", "Abs"), else_branch=branch("e", "Neg")),
+        ),
+    ]
+    file = graph(nodes, {"x": [None, 64]}, ["y"], {"w": sparse(64, 64), "zero": scalar(0)})
+    assert ["MatMul"] in require_same(file, {"x": numbers(5, 64)}, {"x": numbers(5, 64) * 0})
+
+
+def test_a_weight_that_a_caller_may_replace_is_no_constant() -> None:
+    file = graph([node("MatMul", "x w", "y")], {"x": [None, 64], "w": [64, 64]}, ["y"], {"w": sparse(64, 64)})
+    assert require_same(file, {"x": numbers(5, 64)}, {"x": numbers(5, 64), "w": numbers(64, 64)}) == []
+
+
 def test_what_is_not_claimed_says_why(capfd: pytest.CaptureFixture[str]) -> None:
     weights = {
         "dense": numbers(64, 72),
@@ -281,6 +327,7 @@ class Layer(nn.Module):
         return y + self.down(nn.functional.gelu(self.up(y)))
 
 
+@cache
 def exported(form: str) -> bytes:
     torch.manual_seed(1)
     model = twofour.prune(Layer(form).eval(), "2:4")
@@ -302,7 +349,7 @@ def feed_of(file: bytes, batch: int, rows: int, keys: int, hidden: float = -np.i
 
 
 @pytest.mark.parametrize("form", ["written out", "no mask", "sdpa"])
-def test_an_encoder_layer_is_four_parts(form: str) -> None:
+def test_an_encoder_layer_is_three_parts(form: str) -> None:
     file = exported(form)
     feeds = [
         feed_of(file, 2, 9, 9),
@@ -312,15 +359,27 @@ def test_an_encoder_layer_is_four_parts(form: str) -> None:
     ]
     parts = require_same(file, *feeds, threads=2)
     attention = [part for part in parts if "Softmax" in part]
-    assert len(parts) == 4 and len(attention) == 1 and attention[0].count("MatMul") == 5
+    assert len(parts) == 3 and len(attention) == 1 and attention[0].count("MatMul") == 5
     assert sum("LayerNormalization" in part for part in parts) == 1
+
+
+def test_a_graph_that_is_not_optimised_and_a_mask_of_one_number() -> None:
+    file = exported("sdpa")
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    made = ort.InferenceSession(file, add_provider(options))
+    own = ort.InferenceSession(file, providers=["CPUExecutionProvider"])
+    for keys in (9, 1):
+        feed = feed_of(file, 2, 9, 9)
+        feed["mask"] = feed["mask"][..., :keys]
+        np.testing.assert_allclose(made.run(None, feed)[0], own.run(None, feed)[0], atol=1e-5)
 
 
 def test_attention_to_another_sequence_takes_its_operands_from_products_beside_it() -> None:
     file = exported("cross")
     parts = require_same(file, feed_of(file, 2, 9, 5), feed_of(file, 1, 40, 7))
     (attention,) = (part for part in parts if "Softmax" in part)
-    assert attention.count("MatMul") == 2 and len(parts) == 7
+    assert attention.count("MatMul") == 2 and len(parts) == 6
 
 
 def test_a_query_whose_keys_are_all_hidden_answers_as_onnx_runtime() -> None:
@@ -355,10 +414,43 @@ def test_wrong_inputs_are_errors_of_a_run() -> None:
     with pytest.raises(Exception, match="a product of inputs"):
         made.run(None, {"x": numbers(3, 60)})
     assert made.run(None, {"x": numbers(3, 64)})[0].shape == (3, 72)
+    made, feed = session(exported("written out")), feed_of(exported("written out"), 2, 9, 9)
+    with pytest.raises(Exception, match="do not go together"):
+        made.run(None, {**feed, "mask": feed["mask"][..., :7]})
+    assert made.run(None, feed)[0].shape == (2, 9, 64)
 
 
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_a_c_program_without_python(tmp_path: Path) -> None:
+    source, built = ROOT / "examples" / "onnxruntime" / "run.c", tmp_path / "run"
+    flags = ["-std=c99", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+    subprocess.run(["cc", *flags, source, "-o", built, "-ldl", "-lm"], check=True)
+    (tmp_path / "model.onnx").write_bytes(exported("written out"))
+    (own,) = Path(ort.__file__).parent.glob("capi/libonnxruntime.so.*")
+    command = [built, own, library(), tmp_path / "model.onnx", "--size", "9", "--runs", "3", "--threads", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "with twofour" in done.stdout
+    largest, difference = re.findall(r"[\d.e+-]+$|(?<=answer )[\d.e+-]+", done.stdout.splitlines()[-1])
+    assert float(difference) <= 1e-5 * float(largest)
+    missing = subprocess.run(
+        [built, own, tmp_path / "none.so", *command[3:]], capture_output=True, text=True, check=False
+    )
+    assert missing.returncode == 1 and "register: " in missing.stderr
+
+
+def test_every_wheel_of_the_plug_in_says_the_name_that_the_library_has() -> None:
+    source = ROOT / "packages" / "onnxruntime-ep-twofour" / "onnxruntime_ep_twofour" / "__init__.py"
+    made = importlib.util.spec_from_file_location("plugin", source)
+    assert made and made.loader
+    module = importlib.util.module_from_spec(made)
+    made.loader.exec_module(module)
+    assert module.get_ep_names() == [module.get_ep_name()] == [device.ep_name for device in register()]
+
+
+@pytest.mark.long
 def test_the_page_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).parent.parent.parent / "docs" / "onnxruntime.md").read_text()
+    page = (ROOT / "docs" / "onnxruntime.md").read_text()
     monkeypatch.chdir(tmp_path)
     exec("\n".join(re.findall(r"```python\n(.*?)```", page, re.S)), {})
     providers, difference = capsys.readouterr().out.splitlines()

@@ -26,6 +26,7 @@ class Matcher {
       }
     for (const auto& [out, projection] : projections_)
       if (!taken_[static_cast<size_t>(projection.nodes[0])]) take(product(projection));
+    join_pairs();
     return std::move(found_);
   }
 
@@ -36,6 +37,28 @@ class Matcher {
     std::set<int> out;
   };
 
+  // Two products in a row, as in a transformer's hidden layer, become one: what is between them stays in a cache.
+  void join_pairs() {
+    std::map<int, Match*> readers;
+    for (Match& one : found_.all)
+      if (one.product) readers[one.product->projection.x] = &one;
+    std::set<const Match*> joined;
+    for (Match& one : found_.all) {
+      if (!one.product || one.product->first || one.product->other >= 0 || one.product->normed >= 0) continue;
+      const auto reader = readers.find(one.product->y);
+      const Node* next = graph_.only_reader(one.product->y);
+      if (reader == readers.end() || reader->second->product->first || !next || graph_.index(*next) != reader->second->product->projection.nodes[0])
+        continue;
+      Match& last = *reader->second;
+      last.product->first = First{one.product->projection, one.product->activation};
+      last.nodes.insert(last.nodes.end(), one.nodes.begin(), one.nodes.end());
+      joined.insert(&one);
+    }
+    std::vector<Match> all;
+    for (Match& one : found_.all)
+      if (!joined.count(&one)) all.push_back(std::move(one));
+    found_.all = std::move(all);
+  }
   void take(Match match) {
     for (const int node : match.nodes) taken_[static_cast<size_t>(node)] = true;
     found_.all.push_back(std::move(match));
@@ -351,7 +374,7 @@ class Matcher {
   }
 
   Match product(const Projection& projection) {
-    ProductMatch match{projection};
+    ProductMatch match{{}, projection};
     Inside inside;
     inside.nodes.insert(projection.nodes.begin(), projection.nodes.end());
     int value = projection.out;

@@ -22,8 +22,16 @@ struct Projection {
   int out;  // the value it ends with
 };
 
-// y = activation(x W^T + bias) + other, normed = LayerNormalization(y); -1 for a value that is not there.
+// A product that is the input of another one and nothing else.
+struct First {
+  Projection projection;
+  Activation activation;
+};
+
+// y = activation(x W^T + bias) + other, normed = LayerNormalization(y); -1 for a value that is not there. Where there is a
+// `first`, x is what that answers.
 struct ProductMatch {
+  std::optional<First> first;
   Projection projection;
   Activation activation = Activation::none;
   int other = -1;
@@ -55,6 +63,11 @@ struct Match {
   std::optional<AttentionMatch> attention;
 
   // One of the values that leave it.
+  // What the first of its products reads and is.
+  const Projection* start() const {
+    if (product) return product->first ? &product->first->projection : &product->projection;
+    return attention->projections.empty() ? nullptr : &attention->projections[0];
+  }
   int out() const { return attention ? attention->out : product->y >= 0 ? product->y : product->normed; }
 };
 

@@ -97,7 +97,7 @@ struct EpApi {
 #include "functions.def"
 #undef TWOFOUR_ORT
 #undef TWOFOUR_ORT_EP
-  void* functions[16];
+  void (*functions[16])();
 };
 
 struct Api {
@@ -110,7 +110,7 @@ struct Api {
 #include "functions.def"
 #undef TWOFOUR_ORT
 #undef TWOFOUR_ORT_EP
-  void* functions[390];
+  void (*functions[390])();
 
   void check(Status* status) const {
     if (!status) return;

@@ -88,18 +88,20 @@ class Places {
   std::map<std::string, size_t> inputs_, outputs_;
 };
 
-// y = activation(x W^T + bias) + other, normed = LayerNormalization(y).
+// y = activation(x W^T + bias) + other, normed = LayerNormalization(y); x that of a run, or what a first product makes of that.
 class ProductProgram final : public Program {
  public:
   ProductProgram(const ProductMatch& match, Places& places, int threads)
-      : weight_({places.weight(match.projection)}), activation_(match.activation), x_(places.input(match.projection.x)),
-        other_(places.input(match.other)), y_(places.output(match.y)), normed_(places.output(match.normed)),
+      : first_(match.first ? std::make_unique<SparseWeight>(std::vector{places.weight(match.first->projection)}) : nullptr),
+        first_activation_(match.first ? match.first->activation : Activation::none), weight_({places.weight(match.projection)}),
+        activation_(match.activation), x_(places.input((match.first ? match.first->projection : match.projection).x)), other_(places.input(match.other)), y_(places.output(match.y)), normed_(places.output(match.normed)),
         scale_(places.numbers(match.scale)), shift_(places.numbers(match.shift)), eps_(match.eps), threads_(threads) {}
 
   void run(const Api& api, KernelContext* context) override {
     const Tensor<float> x = input_of<float>(api, context, static_cast<size_t>(x_));
-    if (x.sizes.empty() || x.sizes.back() != weight_.in())
-      throw Failed("a product of inputs " + text_of(x.sizes) + " by a weight of " + std::to_string(weight_.in()) + " inputs");
+    const int64_t in = first_ ? first_->in() : weight_.in();
+    if (x.sizes.empty() || x.sizes.back() != in)
+      throw Failed("a product of inputs " + text_of(x.sizes) + " by a weight of " + std::to_string(in) + " inputs");
     Sizes sizes = x.sizes;
     sizes.back() = weight_.out();
     Tensor<float> other{nullptr, sizes};
@@ -125,13 +127,17 @@ class ProductProgram final : public Program {
   }
   void multiply(const float* x, int64_t tokens, const float* other, float* y, float* normed) {
     const Epilogue epilogue{activation_, other ? Combine::add : Combine::none, other, other ? weight_.out() : 0};
-    FusedMatmul all{{}, {}, weight_.part(x, tokens, threads_), Activation::none, epilogue, {}, {}, Type::f32,
-                    reinterpret_cast<const char*>(x), weight_.in(), reinterpret_cast<char*>(y),
-                    reinterpret_cast<char*>(normed ? normed : y), tokens, weight_.in(), threads_};
+    const Part first = first_ ? first_->part(x, tokens, threads_) : Part{};
+    const int64_t in = first_ ? first_->in() : weight_.in();
+    FusedMatmul all{first, {}, weight_.part(first_ ? nullptr : x, tokens, threads_), first_activation_, epilogue, {}, {}, Type::f32,
+                    reinterpret_cast<const char*>(x), in, reinterpret_cast<char*>(y), reinterpret_cast<char*>(normed ? normed : y),
+                    tokens, in, threads_};
     if (normed) all.after = {&best_row<NormKernel>(), norm(y, normed, tokens)};
     if (FusedRun(all, scratch()).run()) throw Failed("a packed weight was changed in memory");
   }
 
+  std::unique_ptr<SparseWeight> first_;
+  Activation first_activation_;
   SparseWeight weight_;
   Activation activation_;
   int x_, other_, y_, normed_;

@@ -101,12 +101,10 @@ class Provider : public Ep {
     throw Failed("a node stands for what was not chosen");
   }
   std::string text_of(const Graph& graph, const Match& one) const {
-    const Projection* first = one.product ? &one.product->projection
-                              : one.attention->projections.empty() ? nullptr
-                                                                   : &one.attention->projections[0];
+    const Projection* first = one.start();
     const std::string where = "`" + graph.values[static_cast<size_t>(one.out())].name + "`";
     const std::string size = first ? " of weights (" + std::to_string(first->dense.out) + ", " + std::to_string(first->dense.in) + ")" : "";
-    return std::string(one.product ? "a product" : first ? "attention with its products" : "attention") + size + " at " + where + ": " +
+    return std::string(one.product ? one.product->first ? "two products" : "a product" : first ? "attention with its products" : "attention") + size + " at " + where + ": " +
            std::to_string(one.nodes.size()) + " nodes run here on " + std::to_string(threads_) + (threads_ == 1 ? " thread" : " threads");
   }
   void log(int severity, const std::string& text) const {

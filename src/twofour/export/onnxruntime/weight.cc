@@ -160,7 +160,8 @@ const Product* SparseWeight::race(const float* x, int64_t tokens, int threads) {
     times.emplace_back(one, std::numeric_limits<double>::infinity());
     if (packs.find(one->row->layout) == packs.end()) packs.emplace(one->row->layout, packed(*layout_called(one->row->layout)));
   }
-  std::vector<float> y(static_cast<size_t>(tokens * shape_.out));
+  std::vector<float> y(static_cast<size_t>(tokens * shape_.out)), zeros(static_cast<size_t>(x ? 0 : tokens * shape_.in));
+  if (!x) x = zeros.data();
   const auto faster = [](const auto& a, const auto& b) { return a.second < b.second; };
   const double begin = now(threads);
   for (int round = 0; round < kRaceRounds && times.size() > 1; round++) {

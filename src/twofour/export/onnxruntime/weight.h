@@ -29,8 +29,8 @@ class SparseWeight {
   int64_t out() const { return shape_.out; }
   int64_t in() const { return shape_.in; }
 
-  // The product for so many tokens: the first call of each power of two measures, on rows of x, every kernel that this CPU
-  // has the instructions of. Several threads may call it.
+  // The product for so many tokens: the first call of each power of two measures, on rows of x or on zeros, every kernel that
+  // this CPU has the instructions of. Several threads may call it.
   Part part(const float* x, int64_t tokens, int threads);
 
  private:
