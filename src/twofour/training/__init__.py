@@ -4,7 +4,7 @@ from twofour.training import both_ways, sdgp
 from twofour.training.distillation import Hidden, Taught, distilled
 from twofour.training.finetune import finetune, train
 from twofour.training.result import Epoch, Result, Run
-from twofour.training.schemes import Scheme, block_thresholds, gates, gradual, lora, s_ste, sr_ste
+from twofour.training.schemes import Scheme, block_thresholds, channel_thresholds, gates, gradual, lora, s_ste, sr_ste
 
 __all__ = [
     "Epoch",
@@ -15,6 +15,7 @@ __all__ = [
     "Taught",
     "block_thresholds",
     "both_ways",
+    "channel_thresholds",
     "distilled",
     "finetune",
     "gates",

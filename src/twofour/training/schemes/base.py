@@ -124,6 +124,21 @@ def require_free(model: nn.Module) -> None:
         )
 
 
+def require_dense(model: nn.Module) -> None:
+    """Refuse a masked model: channels go first, weights afterwards.
+
+    Raises:
+        TrainingError: It is one.
+    """
+    if held := masks.of(model):
+        raise TrainingError(
+            "the model is masked already",
+            got=f"{len(held)} masks",
+            wanted="a dense model: shrink first, prune afterwards",
+            remedy="let go with twofour.masks.detach(model)",
+        )
+
+
 def require_nm(pattern: Pattern, what: str, layer: str | None = None) -> NM:
     """Return an N:M pattern as one.
 

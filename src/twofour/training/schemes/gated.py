@@ -22,6 +22,9 @@ from twofour.training.schemes.slots import tied
 
 _log = logging.getLogger("twofour.training")
 
+LEAST = 1 / 16
+"""Share of a layer's channels that stays at least: a layer without any would cut the network in two."""
+
 Target = tuple[nn.Module, str]
 """A module and the attribute of one of its parameters."""
 

@@ -10,10 +10,8 @@ which gives exact zeros. How many channels of a layer go follows from its own ga
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,27 +19,19 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from twofour import masks
 from twofour.errors import TrainingError, integer_from
 from twofour.layers import require_unwrapped
 from twofour.structure import shrink
-from twofour.structure.coupling.group import some
-from twofour.structure.shrink import Cut
-from twofour.structure.shrink.absorb import left_open
 from twofour.structure.shrink.widths import widths_of
-from twofour.training.schemes.base import Scheme, require_free
-from twofour.training.schemes.gated import Gated, block_gates, channel_gates, handing_on, weigh
+from twofour.training.schemes.base import Scheme, require_dense, require_free
+from twofour.training.schemes.gated import LEAST, Gated, block_gates, channel_gates, weigh
+from twofour.training.schemes.learned import Learned, cut, learned, leave
 from twofour.training.schemes.slots import Slot
 
 DELTA = 1e-3
 """Share of a layer's sum of squared gates that may go (arXiv 2003.04566)."""
 
-LEAST = 1 / 16
-"""Share of a layer's channels that stays at least: a layer without any would cut the network in two."""
-
-_LEARNED = "_twofour_learned_cut"
-
-_log = logging.getLogger("twofour.training")
+__all__ = ["Gates", "Learned", "attach", "cut", "during", "learned"]
 
 
 def attach(
@@ -86,15 +76,9 @@ def attach(
     """
     require_free(model)
     require_unwrapped(model, TrainingError)
+    require_dense(model)
     _require_numbers(strength, delta)
     integer_from(1, "`steps` is impossible", TrainingError, "steps=len(loader) * epochs", steps=steps)
-    if masks.of(model):
-        raise TrainingError(
-            "the model is masked already",
-            got=f"{len(masks.of(model))} masks",
-            wanted="a dense model: shrink first, prune afterwards",
-            remedy="let go with twofour.masks.detach(model)",
-        )
     found = shrink.channels(model, example)
     inner = [group for group in found.groups if group.exact and not group.group.stream]
     gated = channel_gates(model, inner, example)
@@ -128,78 +112,6 @@ def during(
     """
     _require_numbers(strength, options.get("delta", DELTA), share)
     return lambda model, steps: attach(model, example, steps=max(1, int(share * steps)), strength=strength, **options)
-
-
-@dataclass(frozen=True)
-class Learned:
-    """What a training has learned of a model's proportions.
-
-    Attributes:
-        plan: What stays.
-        widths: Channels of each group before and after.
-        layers: Blocks that go.
-    """
-
-    plan: Cut
-    widths: Mapping[str, tuple[int, int]]
-    layers: tuple[str, ...]
-
-
-def learned(model: nn.Module) -> Learned:
-    """Return the proportions that a training with gates has left in a model.
-
-    Raises:
-        TrainingError: None has.
-    """
-    found = model.__dict__.get(_LEARNED)
-    if not isinstance(found, Learned):
-        raise TrainingError(
-            "the model has no learned proportions",
-            got=f"a {type(model).__name__} that no gates were trained in, or not to their end",
-            wanted="a model after gates.attach(model, ...).finish() or finetune(..., scheme=gates.during(example))",
-            remedy="call finish() of the gates at the end of their training",
-        )
-    return found
-
-
-def cut(model: nn.Module, example: Any) -> nn.Module:
-    """Return the small model that gates have left: the closed channels and blocks go, the rest is what it was.
-
-    Closed channels are constant; biases take their constants up. Layers that pad with zeros differ at the borders.
-
-    Args:
-        model: A model whose gates are finished; it stays as it is.
-        example: Input of one forward pass, of two samples or more, so that constants show.
-
-    Raises:
-        TrainingError: No gates were trained in the model, or what goes is not closed: the model was trained on since,
-            or the example is too short to show constants.
-        ShrinkError: The model was changed since, does not run on the example, or the small one would compute something
-            else on it than the large one with zeros in place of what goes.
-    """
-    plan = learned(model).plan
-    if still_open := left_open(model, plan, example):
-        raise _not_closed(still_open, f"{some(still_open)}, which read something else than constants from what goes")
-    identities = handing_on(model, plan.layers, example) if plan.layers else []
-    if changing := [name for name in plan.layers if name not in identities]:
-        raise _not_closed(changing, f"{some(changing)}, which hands on something else than it gets")
-    shrink.verify(model, plan, example)
-    small, bordered = shrink.absorbed(model, plan, example)
-    small.__dict__.pop(_LEARNED, None)
-    if (reason := shrink.configure(small)) and hasattr(small, "config"):
-        _log.warning("no configuration says the sizes of the small model, twofour.load loads it: %s", reason)
-    if bordered:
-        _log.info("constants of closed channels are exact but for the borders of %s", ", ".join(bordered))
-    return small
-
-
-def _not_closed(names: Sequence[str], got: str) -> TrainingError:
-    return TrainingError(
-        "what goes is not closed",
-        got=got,
-        wanted="the model as `finish` left it, and an example of two samples or more, which show what is constant",
-        remedy="cut first and train the small model on",
-    ).for_layer(names[0])
 
 
 class Gates(Scheme):
@@ -338,7 +250,7 @@ class Gates(Scheme):
             if one.name in kept:
                 one.close(~kept[one.name])
         self._let_go(parametrised=True)
-        self.model.__dict__[_LEARNED] = found
+        leave(self.model, found)
         return self.model
 
     def remove(self) -> nn.Module:
