@@ -57,6 +57,7 @@ def test_what_stays_dense_is_logged_with_its_reason(caplog: pytest.LogCaptureFix
         "`stem.weight` stays dense: in_channels 3 is not a multiple of 16 (ASP's rule)",
         "`conv.weight` stays dense: left out by skip='conv'",
         "`head.weight` stays dense: out_features 10 is not a multiple of 8 (ASP's rule)",
+        twofour.pruning.WITHOUT_DATA,
         "criterion: magnitude (the best of one shot without data; criterion= names another)",
         "pruned 1 weights to 2:4: 1,024 values under a mask; 3 parameters with two or more axes stay dense",
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,6 +34,11 @@ _OUTCOMES = "_twofour_outcomes"
 _REPORT = "_twofour_permutation"
 """Attribute of a pruned model: what permuting it won."""
 
+WITHOUT_DATA = (
+    'no data: pruned by "magnitude"; with data=, a few hundred inputs without targets, "admm" loses less before any '
+    'training. criterion="magnitude" says that it is meant'
+)
+
 _Importance = Callable[[Sequence[PrunableWeight]], dict[str, Tensor]]
 
 
@@ -40,7 +46,7 @@ def prune(
     model: nn.Module,
     pattern: str | Pattern | Mapping[str, str | Pattern] | Recipe,
     *,
-    criterion: str | Criterion | None = None,
+    criterion: str | Criterion | None = criteria.AUTO,
     skip: str | Sequence[str] = (),
     eligibility: str = "asp",
     data: Any = None,
@@ -61,9 +67,9 @@ def prune(
         pattern: "2:4" or another N:M for every eligible layer, a mapping from layer globs to patterns or "dense"
             (first match wins), or a `Recipe`.
         criterion: Which values of a group stay: "magnitude", "random", "wanda", "ria", "sparsegpt", "sparsegpt-mask",
-            "admm", "taylor" or "learned", with options as in "sparsegpt:dampening=0.05"; or an object. Default: a
+            "admm", "taylor" or "learned", with options as in "sparsegpt:dampening=0.05"; or an object. "auto": a
             recipe's own; else "admm" with data, and "magnitude" for weights whose inputs the data do not show; else
-            "magnitude". The log says which was taken.
+            "magnitude", and a warning says that data would bring more. The log says which was taken.
         skip: Globs of layers to leave dense.
         eligibility: "asp" prunes a weight only if its rows are a multiple of 8 and its reduction axis is one of 16;
             "any" prunes whatever the pattern's group divides.
@@ -72,10 +78,13 @@ def prune(
             pairs (input, target). A tuple of two is a pair if there is a loss, or if the model's forward can be called
             with one argument; else its entries are two arguments. Tokens that an attention mask hides do not count.
         loss: `loss(output, target)`, for "taylor" and "learned".
-        samples: How many samples of `data` are used. Default: 128, and a warning says what was not used.
+        samples: How many samples of `data` are used. Default: 128; for criteria that rank by inputs as many more as
+            give every weight eight rows for each of its inputs. A warning says what was not used.
         progress: Show a progress bar while calibrating, on a terminal.
         permute: Search for an order of the channels that the patterns fit better and put the model in it first; its
-            outputs stay what they were. `permutation_report` tells what that won. See docs/permutation.md.
+            outputs stay what they were. With data the weights are pruned in both orders, and the one whose outputs lose
+            less on a fifth of the data, held back, stands. `permutation_report` tells what that won. See
+            docs/permutation.md.
         simplify: Merge what algebra makes one product before anything is pruned (`twofour.simplify`): unmerged
             adapters, layers in a row. Afterwards it would make sparse weights dense. See docs/rewriting.md.
         example: Input of one forward pass to trace the model with, for `permute` and `simplify`: a tensor, a tuple of
@@ -96,30 +105,36 @@ def prune(
         PermutationError: The model cannot be traced, or its outputs changed with the order of its channels.
     """
     model = _dense(model, permute, simplify, example, data)
-    unnamed = criterion is None and not isinstance(pattern, Recipe)
-    chosen = criteria.default(data) if unnamed else criterion
-    recipe = Recipe.parse(pattern, criterion=chosen, skip=skip, eligibility=eligibility)
+    unnamed = criterion in (None, criteria.AUTO) and not isinstance(pattern, Recipe)
+    recipe = _recipe(pattern, criterion, data, skip=skip, eligibility=eligibility)
     criteria.require_given(recipe.criterion, data, loss)
     assignment = recipe.assign(model)
     _log_plan(model, assignment)
     if not assignment.weights:
         raise _nothing_to_prune(assignment)
-    if data is not None:
-        data = _taken(model, assignment, data, samples, loss)
+    data = _taken(model, assignment, recipe.criterion, data, samples, loss)
     if permute:
-        _require_unmasked(model)
-        permutation.require_unsharded(assignment.weights)
-        example = _first(model, data) if example is None else example
+        example = _traced_on(model, assignment, example, data)
     _log_criterion(recipe.criterion, unnamed=unnamed, data=data)
-    given: dict[str, Any] = {"data": data, "samples": samples or criteria.SAMPLES}
+    given: dict[str, Any] = {"data": data, "samples": sum(batch.samples for batch in data or ()) or criteria.SAMPLES}
     scores = partial(criteria.importance, model, criterion=recipe.criterion, **given)
     given |= {"loss": loss, "progress": progress, "unseen": criteria.Magnitude() if unnamed else None}
-    with _permuted(model, assignment, scores if permute else None, example):
-        solved = criteria.solve(model, assignment.weights, recipe.criterion, **given)
-        _attach(solved)
+    solving = partial(criteria.solve, model, assignment.weights, recipe.criterion, **given)
+    if permute and data is not None:
+        solved = _better_order(model, assignment, scores, example, data, solving)
+    else:
+        with _permuted(model, assignment, scores if permute else None, example):
+            solved = solving()
+            _attach(solved)
     model.__dict__[_OUTCOMES] = tuple(choice.outcome for choice in solved.choices)
     _log_summary(assignment, solved)
     return model
+
+
+def _recipe(pattern: Any, criterion: str | Criterion | None, data: Any, **options: Any) -> Recipe:
+    """Return what was asked for as a recipe; "auto" is a recipe's own criterion, or what the data allow."""
+    own = isinstance(pattern, Recipe) and criterion in (None, criteria.AUTO)
+    return Recipe.parse(pattern, criterion=None if own else criteria.resolve(criterion, data), **options)
 
 
 def _dense(model: nn.Module, permute: bool, simplify: bool, example: Any, data: Any) -> nn.Module:
@@ -172,22 +187,74 @@ def _permuted(model: nn.Module, assignment: Assignment, scores: _Importance | No
     model.__dict__[_REPORT] = report.final() if report is not None else None
 
 
+def _better_order(
+    model: nn.Module,
+    assignment: Assignment,
+    scores: Callable[..., dict[str, Tensor]],
+    example: Any,
+    batches: Sequence[calibration.Batch],
+    solving: Callable[..., Solved],
+) -> Solved:
+    """Prune in the old order and in the new one, and attach what loses less on data held back."""
+    used, held = calibration.hold_back(model, batches)
+    plain, before = _judged(model, held, solving, used)
+    values = plain.values()
+    plain.undo()
+    report = _permute(model, assignment, partial(scores, data=used), example)
+    try:
+        solved, after = _judged(model, held, solving, used)
+        report = replace(report, judged=(before, after), kept=after <= before)
+        if not report.kept:
+            solved.undo()
+            report.undo()
+            solved = plain
+            for weight, new in values:
+                solved.write(weight, new)
+        _attach(solved)
+    except BaseException:
+        report.undo()
+        raise
+    tell = _log.info if report.kept else _log.warning
+    tell("judged on %d samples held back: %s", held.samples, str(report).splitlines()[1].strip())
+    model.__dict__[_REPORT] = report.final()
+    return solved
+
+
+def _judged(
+    model: nn.Module, held: calibration.Held, solving: Callable[..., Solved], used: Sequence[calibration.Batch]
+) -> tuple[Solved, float]:
+    """Prune, without masks yet, and return what the outputs lose on data held back."""
+    solved = solving(data=used)
+    try:
+        return solved, held.lost(model)
+    except BaseException:
+        solved.undo()
+        raise
+
+
 def _permute(model: nn.Module, assignment: Assignment, scores: _Importance, example: Any) -> permutation.Report:
     found = scores([weight for weight, _ in assignment.weights])
     return permutation.permute(model, example, assignment.weights, scores=found)
 
 
 def _taken(
-    model: nn.Module, assignment: Assignment, data: Any, samples: int | None, loss: Any
-) -> list[calibration.Batch]:
+    model: nn.Module, assignment: Assignment, criterion: Criterion, data: Any, samples: int | None, loss: Any
+) -> list[calibration.Batch] | None:
     """Return the samples that are used, and say which are not: aloud where nobody asked for a number."""
+    if data is None:
+        return None
     criteria.require_unsharded(assignment.weights)
-    tell, count = (_log.warning, criteria.SAMPLES) if samples is None else (_log.info, samples)
-    return calibration.take(model, data, count, paired=loss is not None, tell=tell)
+    tell = _log.warning if samples is None else _log.info
+    count = samples or criteria.wanted(model, [weight for weight, _ in assignment.weights], criterion)
+    taken = calibration.take(model, data, count, paired=loss is not None, tell=tell)
+    _log.info("calibrated on %d samples", sum(batch.samples for batch in taken))
+    return taken
 
 
 def _log_criterion(criterion: Criterion, *, unnamed: bool, data: Any) -> None:
-    """Say which criterion decides, and why where nobody named it."""
+    """Say which criterion decides, and why where nobody named it: aloud where data would have brought a better one."""
+    if unnamed and data is None:
+        _log.warning("%s", WITHOUT_DATA)
     best = f"the best of one shot {'without' if data is None else 'with'} data; criterion= names another"
     _log.info("criterion: %s (%s)", criterion.name, best if unnamed else "as asked")
 
@@ -207,6 +274,13 @@ def _log_plan(model: nn.Module, assignment: Assignment) -> None:
             settled[0],
             f" and {len(settled) - 1} more" if len(settled) > 1 else "",
         )
+
+
+def _traced_on(model: nn.Module, assignment: Assignment, example: Any, data: Any) -> Any:
+    """Return the example to permute by, the first samples of the data where there is none; refuse what cannot be."""
+    _require_unmasked(model)
+    permutation.require_unsharded(assignment.weights)
+    return _first(model, data) if example is None else example
 
 
 def _require_unmasked(model: nn.Module) -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from twofour import calibration
 from twofour.calibration import Batch, take
 from twofour.errors import DataError
 
@@ -126,3 +127,22 @@ def test_what_could_be_a_pair_and_two_arguments_is_refused() -> None:
         take(Two(), [((X, X), Y)], 8)
     assert take(Two(), [((X, X), Y)], 8, paired=True)[0].target is Y
     assert take(Two(), [({"other": X}, X)], 8)[0].target is None  # no arguments of this forward: a dict as an argument
+
+
+def test_a_fifth_is_held_back_and_judges_by_the_dense_answers() -> None:
+    model = nn.Linear(4, 3)
+    ten = [calibration.Batch(torch.full((2, 4), float(number))) for number in range(10)]
+    used, held = calibration.hold_back(model, ten)
+    assert [batch.inputs[0, 0].item() for batch in held.batches] == [4, 9] and len(used) == 8 and held.samples == 4
+    (first,), held_of_one = calibration.hold_back(model, [calibration.Batch({"input": torch.randn(10, 4)})])
+    assert (first.samples, held_of_one.samples) == (8, 2)
+    few, both = calibration.hold_back(model, [calibration.Batch(torch.randn(3, 4))])
+    assert few[0].samples == both.samples == 3, "too few to part: they serve both"
+    assert held.lost(model) == 0
+    with torch.no_grad():
+        model.weight.mul_(2)
+        model.bias.mul_(2)
+    assert held.lost(model) == pytest.approx(1)
+    many = [calibration.Batch(torch.randn(20, 4)) for _ in range(50)]
+    used, held = calibration.hold_back(model, many)
+    assert held.samples == 80 and sum(batch.samples for batch in used) == 920, "no more judge than are needed"

@@ -88,12 +88,14 @@ def test_every_kind_of_data_gives_what_python_gives(zoo, data: str):
 
 
 def test_without_a_criterion_data_bring_the_best_and_what_is_left_out_is_said(zoo) -> None:
-    np.savez("many.npz", x=np.random.default_rng(0).standard_normal((150, 64), dtype=np.float32))
+    np.savez("many.npz", x=np.random.default_rng(0).standard_normal((1044, 64), dtype=np.float32))
     result = zoo("prune", "zoo_cli:small", "--out", "best", "--data", "many.npz")
     assert result.exit_code == 0, result.output
-    assert "criterion: admm" in result.stdout and "first 128 samples; not used: 3 of 19 batches" in result.stdout
+    assert "criterion: admm, calibrated on 1024 samples" in result.stdout
+    assert "first 1024 samples; not used: 3 of 131 batches" in result.stdout and "no data" not in result.stdout
     assert 'criterion = "admm"' in Path("best/recipe.toml").read_text()
-    assert zoo("prune", "zoo_cli:small", "--out", "plain").exit_code == 0
+    plain = zoo("prune", "zoo_cli:small", "--out", "plain")
+    assert plain.exit_code == 0 and 'no data: pruned by "magnitude"; with --data' in plain.stdout
     assert 'criterion = "magnitude"' in Path("plain/recipe.toml").read_text()
 
 

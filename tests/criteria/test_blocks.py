@@ -39,7 +39,8 @@ def test_criteria_with_a_hessian_lose_less_than_the_magnitude() -> None:
             model(), "block:4x4@0.5", criterion=criterion, data=[inputs()], eligibility="any", progress=False
         )
         lost[criterion] = twofour.pruning.outcomes(pruned)[0].error
-    assert lost["admm"] <= lost["sparsegpt"] < 0.8 * lost["magnitude"]
+    assert lost["admm"] <= lost["sparsegpt"] * (1 + 1e-6), "the same blocks, but for rounding"
+    assert lost["sparsegpt"] < 0.8 * lost["magnitude"]
 
 
 def test_blocks_that_grouped_convolutions_cut_are_refused() -> None:

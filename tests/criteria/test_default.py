@@ -9,8 +9,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 import twofour
+from twofour import calibration
+from twofour.calibration import Batch
 from twofour.demo.resnet import ResNet20
 from twofour.errors import RecipeError
+from twofour.layers import walk
 from twofour.pruning import outcomes
 from twofour.recipe import Recipe
 
@@ -33,8 +36,22 @@ def test_with_data_it_is_admm_and_without_it_is_magnitude(caplog: pytest.LogCapt
     assert {outcome.criterion for outcome in outcomes(plain)} == {"magnitude"}
     assert "criterion: admm (the best of one shot with data; criterion= names another)" in caplog.text
     assert "criterion: magnitude (the best of one shot without data" in caplog.text
+    assert 'no data: pruned by "magnitude"; with data=' in caplog.text
     named = twofour.prune(model(), "2:4", criterion="admm", data=batches(2))
     assert all(torch.equal(*pair) for pair in zip(named.parameters(), calibrated.parameters(), strict=True))
+
+
+def test_auto_is_its_name_and_a_recipe_names_what_it_stood_for(caplog: pytest.LogCaptureFixture) -> None:
+    for data, kind in ((batches(2), "admm"), (None, "magnitude")):
+        found = [twofour.prune(model(), "2:4", data=data, criterion=name) for name in ("auto", None)]
+        assert {outcome.criterion for each in found for outcome in outcomes(each)} == {kind}
+    by_recipe = twofour.prune(model(), Recipe.parse("2:4", criterion="wanda"), criterion="auto", data=batches(2))
+    assert outcomes(by_recipe)[0].criterion == "wanda"
+    with pytest.raises(RecipeError, match="which prune replaces by what the data allow"):
+        Recipe.parse("2:4", criterion="auto")
+    caplog.clear()
+    twofour.prune(model(), "2:4", criterion="magnitude")
+    assert not caplog.text, "whoever names it knows"
 
 
 def test_a_criterion_that_is_named_is_taken() -> None:
@@ -63,7 +80,11 @@ def test_what_the_data_do_not_show_is_pruned_by_magnitude_with_a_warning(caplog:
 
 
 def test_data_that_are_not_used_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    twofour.prune(model(), "2:4", data=batches(5, 50))
+    """One row a sample and 32 inputs at most: 8 x 32 samples; a criterion that ranks by no inputs takes 128."""
+    twofour.prune(model(), "2:4", data=batches(9, 50))
+    assert "calibrated on the first 256 samples; not used: 44 samples of batch 6 and 3 of 9 batches" in caplog.text
+    caplog.clear()
+    twofour.prune(model(), "2:4", data=batches(5, 50), criterion="magnitude")
     assert "calibrated on the first 128 samples; not used: 22 samples of batch 3 and 2 of 5 batches" in caplog.text
     caplog.clear()
     twofour.prune(model(), "2:4", data=batches(5, 50), samples=50)
@@ -71,6 +92,31 @@ def test_data_that_are_not_used_are_named(caplog: pytest.LogCaptureFixture) -> N
     twofour.prune(model(), "2:4", data=batches(2))
     twofour.prune(model(), "2:4", data=iter(batches(3)))
     assert not caplog.text
+
+
+def test_as_many_samples_as_give_each_weight_rows(caplog: pytest.LogCaptureFixture) -> None:
+    """Rows of every token count, padding does not; a layer with many rows a sample wants no more than 128 samples."""
+    wide = nn.Sequential(nn.Embedding(10, 64), nn.Linear(64, 16))
+    weights = walk(wide).weights
+
+    def wanted(model: nn.Module, inputs: object) -> int:
+        return calibration.enough(model, walk(model).weights, 128, Batch(inputs))
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = wide
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            return self.inner(input_ids)
+
+    assert len(weights) == 1 and wanted(wide, torch.zeros(20, 2, dtype=torch.long)) == 8 * 64 // 2
+    mask = torch.tensor([[1, 0]]).repeat(20, 1)
+    assert wanted(Masked(), {"input_ids": torch.zeros(20, 2, dtype=torch.long), "attention_mask": mask}) == 8 * 64
+    assert wanted(nn.Conv2d(16, 16, 3, padding=1), torch.randn(4, 16, 8, 8)) == 128
+    with caplog.at_level(logging.INFO, "twofour.pruning"):
+        twofour.prune(wide, "2:4", data=[torch.zeros(50, 2, dtype=torch.long) for _ in range(8)])
+    assert "calibrated on 256 samples" in caplog.text
 
 
 def test_a_resnet_with_its_real_weights_loses_less_by_default(data_dir: Path) -> None:

@@ -276,3 +276,34 @@ def test_an_example_that_shows_nothing_proves_nothing(example: Tensor) -> None:
     with pytest.raises(PermutationError, match="does not show whether"):
         twofour.prune(model, "2:4", eligibility="any", permute=True, example=example)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_an_order_that_loses_more_on_data_held_back_is_put_back(caplog: pytest.LogCaptureFixture) -> None:
+    """Loud weights on silent inputs: by magnitude they are worth dropping two of the six that matter."""
+    loud, wanted, spare = (2.0, 0.01), (1.0, 10.0), (0.0, 1.0)
+    channels = [*[loud] * 4, *[wanted, wanted, spare, spare] * 3]
+    sizes, scales = (torch.tensor(column) for column in zip(*channels, strict=True))
+
+    def net() -> nn.Sequential:
+        model = nn.Sequential(nn.Linear(16, 16, bias=False), nn.Linear(16, 8, bias=False))
+        signs = torch.randn(8, 16, generator=torch.Generator().manual_seed(0)).sign()
+        with torch.no_grad():
+            model[0].weight.copy_(torch.diag(scales))
+            model[1].weight.copy_(signs * sizes)
+        return model
+
+    x = torch.randn(50, 16, generator=torch.Generator().manual_seed(1))
+    options = {"criterion": "magnitude", "data": [x], "samples": 50}
+    pruned = twofour.prune(net(), {"1": "2:4", "*": "dense"}, permute=True, **options)
+    report = twofour.pruning.permutation_report(pruned)
+    assert report is not None and report.judged is not None and not report.kept
+    assert report.judged[0] < 0.01 < report.judged[1] and report.magnitude_after > report.magnitude_before
+    assert "judged on 10 samples held back" in caplog.text and "put back" in caplog.text
+    plain = twofour.prune(net(), {"1": "2:4", "*": "dense"}, **options)
+    assert all(torch.equal(*pair) for pair in zip(plain.parameters(), pruned.parameters(), strict=True))
+    assert torch.equal(twofour.masks.of(plain)["1.weight"].keep, twofour.masks.of(pruned)["1.weight"].keep)
+    # By what the inputs say the same order is as good as any, and stands.
+    found = twofour.pruning.permutation_report(
+        twofour.prune(net(), {"1": "2:4", "*": "dense"}, permute=True, criterion="wanda", data=[x])
+    )
+    assert found is not None and found.judged is not None and found.kept

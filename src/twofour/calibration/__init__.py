@@ -1,7 +1,9 @@
 """What calibration data say about each weight's inputs: a streaming pass, block by block where there are blocks."""
 
 from twofour.calibration.batches import Batch, take, to_device
+from twofour.calibration.enough import enough
 from twofour.calibration.gradients import gradients
+from twofour.calibration.held import Held, hold_back
 from twofour.calibration.inputs import from_matrix, matrix
 from twofour.calibration.passes import calibrate
 from twofour.calibration.statistics import Need, Statistics
@@ -9,12 +11,15 @@ from twofour.calls import call
 
 __all__ = [
     "Batch",
+    "Held",
     "Need",
     "Statistics",
     "calibrate",
     "call",
+    "enough",
     "from_matrix",
     "gradients",
+    "hold_back",
     "matrix",
     "take",
     "to_device",

@@ -29,6 +29,11 @@ class Batch:
     target: Any = None
 
     @property
+    def samples(self) -> int:
+        """Entries of the leading axis of the first tensor; 0 where there is none."""
+        return _size(self.inputs) or 0
+
+    @property
     def tokens(self) -> Tensor | None:
         """Bool (batch, sequence), True for tokens that are no padding; None when the inputs do not say.
 
@@ -67,7 +72,12 @@ def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def take(
-    model: nn.Module, data: Any, samples: int, *, paired: bool = False, tell: Callable[[str], object] | None = None
+    model: nn.Module,
+    data: Any,
+    samples: int | Callable[[Batch], int],
+    *,
+    paired: bool = False,
+    tell: Callable[[str], object] | None = None,
 ) -> list[Batch]:
     """Return the first `samples` samples (entries of the leading axis) of `data` as batches, the last one cut to fit.
 
@@ -78,7 +88,7 @@ def take(
     Args:
         model: Its forward decides whether a tuple of two is a pair.
         data: A batch (tensor or dict) or an iterable of batches.
-        samples: At least 1.
+        samples: At least 1; or what tells the number when it is given the first batch.
         paired: A tuple of two always is (input, target), because a loss wants the target.
         tell: Called with a sentence that says which data are not used, where some are not.
 
@@ -87,12 +97,15 @@ def take(
             could be read as a pair as well as two arguments.
     """
     remedy = "leave it out to use 128, as SparseGPT and Wanda do"
-    integer_from(1, "`samples` cannot be used", DataError, remedy, samples=samples)
+    if not callable(samples):
+        integer_from(1, "`samples` cannot be used", DataError, remedy, samples=samples)
     batches: list[Batch] = []
-    left = samples
+    left = 0 if callable(samples) else samples
     for item in items(data):
         batch = read(model, item, paired)
         inputs, target, size = batch.inputs, batch.target, _require_samples(batch.inputs, item, len(batches) + 1)
+        if callable(samples):
+            left = samples = samples(batch)
         if size > left:
             inputs, target = _cut(inputs, size, left), _cut(target, size, left)
         batches.append(Batch(inputs, target))
@@ -224,6 +237,16 @@ def _shapes(value: Any) -> str:
 
 def _cut(value: Any, size: int, left: int) -> Any:
     return _mapped(value, lambda tensor: tensor[:left] if tensor.ndim and tensor.shape[0] == size else tensor)
+
+
+def part(batch: Batch, start: int, stop: int) -> Batch:
+    """Return the samples of a batch from one place to another; what does not count samples stays whole."""
+    size = batch.samples
+
+    def some(tensor: Tensor) -> Tensor:
+        return tensor[start:stop] if tensor.ndim and tensor.shape[0] == size else tensor
+
+    return Batch(_mapped(batch.inputs, some), _mapped(batch.target, some))
 
 
 def _describe(value: Any) -> str:

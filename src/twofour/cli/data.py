@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from twofour.calibration import take
+from twofour.calibration import Batch, take
 from twofour.cli import huggingface
 from twofour.cli import source as sources
 from twofour.cli.options import require_room, shape_of
@@ -73,7 +73,13 @@ def read(text: str, source: sources.Source, samples: int, length: int, batch: in
     )
 
 
-def fitted(data: Any, model: nn.Module, samples: int, *, tell: Callable[[str], object] | None = None) -> list[Any]:
+def fitted(
+    data: Any,
+    model: nn.Module,
+    samples: int | Callable[[Batch], int],
+    *,
+    tell: Callable[[str], object] | None = None,
+) -> list[Any]:
     """Return the first samples as a list, in which files' floating values have the model's dtype.
 
     Arrays of NumPy are float64 unless somebody cared. What a function returned is left as it is. `tell` is called with
@@ -88,7 +94,8 @@ def fitted(data: Any, model: nn.Module, samples: int, *, tell: Callable[[str], o
         data, rest = [_cast(batch, dtype) for batch in data.batches], data.rest
     taken = take(model, data, samples, tell=tell)
     if rest and tell is not None:
-        tell(f"calibrated on the first {samples} texts; not used: {rest} more. --samples takes another number")
+        count = sum(batch.samples for batch in taken)
+        tell(f"calibrated on the first {count} texts; not used: {rest} more. --samples takes another number")
     return [batch.inputs if batch.target is None else (batch.inputs, batch.target) for batch in taken]
 
 

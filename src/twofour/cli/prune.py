@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from twofour import calls, checker, pruning
+from twofour.calibration.batches import read
 from twofour.checker import Report
 from twofour.cli import check as check_command
 from twofour.cli import data as calibration
@@ -17,7 +18,7 @@ from twofour.cli import source as sources
 from twofour.cli import streamed
 from twofour.cli.console import JsonFile, progress, remedies_of_options, say, warn, write
 from twofour.cli.options import Folder, Globs, Skip
-from twofour.criteria import SAMPLES, default
+from twofour.criteria import AUTO, SAMPLES, resolve, wanted
 from twofour.errors import SourceError
 from twofour.export.huggingface import write_pruned
 from twofour.recipe import Recipe
@@ -25,15 +26,16 @@ from twofour.streaming import result_folder
 from twofour.streaming.companions import companions
 from twofour.structure import permutation
 
+MOST_TEXTS = 1 << 13
+"""Texts that are read where nobody says how many samples are used."""
+
 REMEDIES = {'eligibility="any"': "--eligibility any lifts ASP's rule of 8 x 16 multiples"}
 
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="The dense model or weights.")]
 PatternText = Annotated[str, typer.Option(metavar="PATTERN", help="2:4 or another N:M.")]
 CriterionText = Annotated[
-    str | None,
-    typer.Option(
-        help="Which values of a group stay; see docs/criteria.md.", show_default="admm with --data, else magnitude"
-    ),
+    str,
+    typer.Option(help="Which values of a group stay; see docs/criteria.md. auto: admm with --data, else magnitude."),
 ]
 Data = Annotated[
     str | None,
@@ -41,7 +43,9 @@ Data = Annotated[
 ]
 Samples = Annotated[
     int | None,
-    typer.Option(help="Samples of the calibration data that are used.", min=1, show_default=f"the first {SAMPLES}"),
+    typer.Option(
+        help="Samples of the calibration data that are used.", min=1, show_default=f"{SAMPLES}, and more of short ones"
+    ),
 ]
 Length = Annotated[int, typer.Option(help="Tokens at most of a text of the calibration data.", min=1)]
 Permute = Annotated[
@@ -66,7 +70,7 @@ def prune(
     source: Source,
     out: Folder,
     pattern: PatternText = "2:4",
-    criterion: CriterionText = None,
+    criterion: CriterionText = AUTO,
     data: Data = None,
     samples: Samples = None,
     length: Length = 512,
@@ -89,7 +93,7 @@ def prune(
     if found.kind == "folder" and found.path is not None:
         companions(found.path)  # refuses what cannot be copied before any long work
     rules: Any = {glob: pattern for glob in include} if include else pattern
-    recipe = Recipe.parse(rules, criterion=criterion or default(data), skip=skip or (), eligibility=eligibility)
+    recipe = Recipe.parse(rules, criterion=resolve(criterion, data), skip=skip or (), eligibility=eligibility)
     streamed.require_axes(found, include, axis)
     _require_usable(found, recipe, data, permute)
     with remedies_of_options(REMEDIES):
@@ -97,9 +101,10 @@ def prune(
             content = _prune_files(found, recipe, out, axis or (), ray, force)
         else:
             _require_one_machine(ray)
-            count = samples or SAMPLES
-            given = None if data is None else calibration.read(data, found, count, length)
-            content = _prune_loaded(found, recipe, out, given, count, permute, force)
+            given = None if data is None else calibration.read(data, found, samples or MOST_TEXTS, length)
+            content = _prune_loaded(found, recipe, out, given, samples, permute, force)
+    if criterion == AUTO and data is None:
+        say(pruning.WITHOUT_DATA.replace("data=", "--data").replace('criterion="magnitude"', "--criterion magnitude"))
     say(f"wrote {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
     write(json, content)
 
@@ -126,7 +131,7 @@ def _prune_files(
 
 
 def _prune_loaded(
-    source: sources.Source, recipe: Recipe, out: Path, data: Any, samples: int, permute: bool, force: bool
+    source: sources.Source, recipe: Recipe, out: Path, data: Any, samples: int | None, permute: bool, force: bool
 ) -> dict[str, Any]:
     streamed.require_memory(source)
     with result_folder.folder(out, force) as target:
@@ -141,7 +146,11 @@ def _prune_loaded(
         say(sentence)
     if permuted:
         shares = permuted["permutation"]
-        say(f"permuted: magnitude kept {shares['magnitude_before']:.2%} -> {shares['magnitude_after']:.2%}")
+        before, after = shares["magnitude_before"], shares["magnitude_after"]
+        say(f"permuted: magnitude kept {before:.2%} -> {after:.2%}{'' if shares['kept'] else ', put back'}")
+        if shares["judged"] is not None:
+            old, new = shares["judged"]
+            say(f"on data held back the pruned model lost {old:.4f} in the old order and {new:.4f} in the new one")
     check_command.show(report)
     return content
 
@@ -180,14 +189,17 @@ def _require_usable(source: sources.Source, recipe: Recipe, data: str | None, pe
 
 
 def _prune_model(
-    source: sources.Source, recipe: Recipe, target: Path, data: Any, samples: int, permute: bool
+    source: sources.Source, recipe: Recipe, target: Path, data: Any, samples: int | None, permute: bool
 ) -> tuple[Report, dict[str, Any], list[str]]:
     model = source.model()
     options: dict[str, Any] = {}
     told: list[str] = []
     if data is not None:
-        told.append(f"criterion: {recipe.criterion.name}")
-        options = {"data": calibration.fitted(data, model, samples, tell=told.append), "samples": samples}
+        weights = [weight for weight, _ in recipe.assign(model).weights]
+        count = samples or wanted(model, weights, recipe.criterion)
+        taken = calibration.fitted(data, model, count, tell=told.append)
+        options = {"data": taken, "samples": sum(read(model, item).samples for item in taken)}
+        told.insert(0, f"criterion: {recipe.criterion.name}, calibrated on {options['samples']} samples")
     if permute:
         options |= {"permute": True, "example": calibration.example(model, options["data"])}
     with calls.without_cache(model):
@@ -199,6 +211,15 @@ def _prune_model(
 def _permutation(found: permutation.Report | None) -> dict[str, Any]:
     if found is None:
         return {}
-    names = ("magnitude_before", "magnitude_after", "scores_before", "scores_after", "error", "unused")
+    names = (
+        "magnitude_before",
+        "magnitude_after",
+        "scores_before",
+        "scores_after",
+        "error",
+        "judged",
+        "kept",
+        "unused",
+    )
     groups = [str(gain) for gain in found.groups]
     return {"permutation": {**{name: getattr(found, name) for name in names}, "groups": groups}}

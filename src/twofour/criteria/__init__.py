@@ -6,7 +6,7 @@ from twofour.criteria.base import Criterion, Layerwise, Scored, Solution
 from twofour.criteria.importance import importance
 from twofour.criteria.learned import Learned
 from twofour.criteria.magnitude import Magnitude
-from twofour.criteria.parse import NAMES, default, parse
+from twofour.criteria.parse import AUTO, NAMES, default, parse, resolve
 from twofour.criteria.random import Random
 from twofour.criteria.solver import (
     NO_GRADIENT,
@@ -18,12 +18,14 @@ from twofour.criteria.solver import (
     require_unsharded,
     solve,
     solve_one,
+    wanted,
 )
 from twofour.criteria.sparsegpt import SparseGPT, SparseGPTMask
 from twofour.criteria.taylor import Taylor
 
 __all__ = [
     "ADMM",
+    "AUTO",
     "NAMES",
     "NO_GRADIENT",
     "RIA",
@@ -47,6 +49,8 @@ __all__ = [
     "parse",
     "require_given",
     "require_unsharded",
+    "resolve",
     "solve",
     "solve_one",
+    "wanted",
 ]

@@ -23,14 +23,26 @@ _BUILT: dict[str, Callable[..., Criterion]] = {
 NAMES = tuple(_BUILT)
 """The names of all criteria."""
 
+AUTO = "auto"
+"""Stands for the best criterion that the data allow; what prunes resolves it, a recipe names what was taken."""
+
 
 def default(data: Any) -> Criterion:
-    """Return the criterion that is taken where none is named.
+    """Return the criterion that "auto" stands for.
 
     That is "admm" with data, which of all one-shot criteria lost least in every record of docs/results.md, and
     "magnitude" without.
     """
     return Magnitude() if data is None else ADMM()
+
+
+def resolve(criterion: str | Criterion | None, data: Any) -> Criterion:
+    """Return the criterion of a caller's argument, `default` for "auto" and None.
+
+    Raises:
+        RecipeError: As `parse`.
+    """
+    return default(data) if criterion is None or criterion == AUTO else parse(criterion)
 
 
 def parse(criterion: str | Criterion) -> Criterion:
@@ -50,7 +62,7 @@ def parse(criterion: str | Criterion) -> Criterion:
         close = difflib.get_close_matches(name, NAMES, n=1)
         raise RecipeError(
             "the text is not a criterion",
-            got=repr(criterion),
+            got=repr(criterion) + (", which prune replaces by what the data allow" if name == AUTO else ""),
             wanted=", ".join(f'"{known}"' for known in NAMES),
             remedy=f'did you mean "{close[0]}"?' if close else "docs/criteria.md says what each keeps and needs",
         )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -84,6 +85,11 @@ class Solved:
         for weight, values in self._before:
             weight.parameter.copy_(values)
         self._before.clear()
+
+    @torch.no_grad()
+    def values(self) -> list[tuple[PrunableWeight, Tensor]]:
+        """Return copies of the new values that the weights hold now, for `write` to bring them back after an `undo`."""
+        return [(weight, weight.parameter.detach().clone()) for weight, _ in self._before]
 
     @torch.no_grad()
     def write(self, weight: PrunableWeight, values: Tensor) -> None:
@@ -274,6 +280,14 @@ class _Run:
         keep = calibration.from_matrix(weight, solution.keep)
         self.solved.write(weight, calibration.from_matrix(weight, new))
         self.solved.choices.append(Choice(weight, pattern, keep, outcome))
+
+
+def wanted(model: nn.Module, weights: Sequence[PrunableWeight], criterion: Criterion) -> int | Callable[[Batch], int]:
+    """Return how many samples are used where nobody says, for `calibration.take`.
+
+    `SAMPLES`, and more for criteria that rank by inputs where a sample brings few rows: see `calibration.enough`.
+    """
+    return partial(calibration.enough, model, weights, SAMPLES) if criterion.need in ("norms", "hessian") else SAMPLES
 
 
 def require_given(criterion: Criterion, data: Any, loss: Loss | None) -> None:

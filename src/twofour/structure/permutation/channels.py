@@ -91,9 +91,8 @@ def permute(
         changes.undo()
         raise
     after = _share(plan, known)
-    report = Report(
-        tuple(gains), traced.refused, traced.unused, before[0], after[0], before[1], after[1], error, changes.undo
-    )
+    shares = (before[0], after[0], before[1], after[1])
+    report = Report(tuple(gains), traced.refused, traced.unused, *shares, error, undo=changes.undo)
     _log.info("permuted: %s", report)
     return report
 

@@ -56,6 +56,9 @@ class Report:
         scores_before: The same of the scores that were searched by.
         scores_after: The same after.
         error: Largest difference of an output before and after, relative to the output's largest value.
+        judged: What the pruned model's output lost on data held back, in the old order and in the new one; None where
+            there were no data to judge by.
+        kept: Whether the new order stands; it is put back where it lost more.
         undo: Puts every channel back, once; for as long as the model's tensors have not changed their shape.
     """
 
@@ -67,6 +70,8 @@ class Report:
     scores_before: float
     scores_after: float
     error: float
+    judged: tuple[float, float] | None = None
+    kept: bool = True
     undo: Callable[[], None] = field(repr=False, compare=False, default=_nothing)
 
     def final(self) -> Report:
@@ -78,6 +83,12 @@ class Report:
             f"magnitude kept {self.magnitude_before:.2%} -> {self.magnitude_after:.2%}, scores kept "
             f"{self.scores_before:.2%} -> {self.scores_after:.2%}; outputs differ by {self.error:.1e}"
         ]
+        if self.judged is not None:
+            verdict = "the new one stands" if self.kept else "put back"
+            lines.append(
+                f"  on data held back the pruned model lost {self.judged[0]:.4f} in the old order and "
+                f"{self.judged[1]:.4f} in the new one: {verdict}"
+            )
         lines += [f"  {gain}" for gain in self.groups]
         for refusal in self.refused:
             lines.append(f"  {some(refusal.consumers)} ({refusal.size} channels) as it was: {refusal.reason}")
