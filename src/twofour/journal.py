@@ -14,13 +14,12 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from twofour import measure
 from twofour.errors import TwofourError, cut
-from twofour.files import LARGEST_LIST, is_temporary, json_or_none, locked, remove_left, writing
+from twofour.files import LARGEST_LIST, bytes_of, is_temporary, json_or_none, locked, remove_left, writing
 from twofour.progress import Progress
 
 WORK = "work"
@@ -203,7 +202,7 @@ def digest(value: nn.Module | object) -> str:
         found.update(f"{name}:".encode())
         if isinstance(leaf, Tensor):
             found.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode())
-            found.update(leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            found.update(bytes_of(leaf.cpu()).numpy().tobytes())
         else:
             found.update(repr(leaf).encode())
     return found.hexdigest()

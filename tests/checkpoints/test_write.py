@@ -31,8 +31,11 @@ def test_the_bytes_are_those_of_safetensors(tmp_path: Path) -> None:
 
 def test_strides_and_shared_memory_do_not_matter(tmp_path: Path) -> None:
     base = torch.randn(8, 8)
-    write_tensors(tmp_path / "ours", {"t": base.T, "v": base[::2, 1:], "again": base}, {"b": "1", "a": "2"})
+    one = base.as_strided((1, 1), (3, 7))  # an axis of one value, which torch calls contiguous
+    ours = {"t": base.T, "v": base[::2, 1:], "again": base, "one": one}
+    write_tensors(tmp_path / "ours", ours, {"b": "1", "a": "2"})
     apart = {"t": base.T.clone(memory_format=torch.contiguous_format), "v": base[::2, 1:].clone(), "again": base}
+    apart["one"] = torch.full((1, 1), float(one))
     write_tensors(tmp_path / "apart", apart, {"a": "2", "b": "1"})
     assert (tmp_path / "ours").read_bytes() == (tmp_path / "apart").read_bytes()
 

@@ -91,6 +91,16 @@ def test_compiled_models_do_too_and_the_given_one_stays(tmp_path: Path, weights:
     assert all(torch.equal(second[name].values, held[name].values) for name in held)
 
 
+@pytest.mark.parametrize(("inputs", "symmetric"), [(None, True), ("a8", False)])
+def test_a_compiled_layer_of_one_output_is_saved_and_compiled_again(tmp_path: Path, inputs, symmetric: bool) -> None:
+    model = nn.Sequential(nn.Linear(64, 1)).eval()
+    twofour.quantize(model, "w4", inputs, symmetric=symmetric, ends=None)
+    fast, x = twofour.compile(model, tokens=(2,)), torch.randn(2, 64)
+    twofour.save(fast, tmp_path / "m.safetensors")
+    again = twofour.load(tmp_path / "m.safetensors", nn.Sequential(nn.Linear(64, 1)).eval(), tokens=(2,))
+    torch.testing.assert_close(again(x), fast(x))
+
+
 @pytest.mark.parametrize(("weights", "bits"), [("w1", 1), ("w2", 2), ("w3", 3), ("w8", 8), ("w1.58", 1.6)])
 def test_a_file_has_the_bytes_of_its_width(tmp_path: Path, weights: str, bits: float) -> None:
     model = twofour.quantize(nn.Sequential(nn.Linear(240, 64, bias=False)).eval(), weights, "a8", ends=None)

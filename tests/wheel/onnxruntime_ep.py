@@ -11,9 +11,8 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import onnxruntime_ep_twofour as twofour
-
 import onnxruntime
+import onnxruntime_ep_twofour as twofour
 
 INPUTS, OUTPUTS = 64, 96
 

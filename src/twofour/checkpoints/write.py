@@ -10,11 +10,11 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from twofour.checkpoints.entry import DTYPES
 from twofour.errors import FormatError
+from twofour.files import bytes_of
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _ORDER = (
@@ -49,9 +49,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     with open(path, "wb") as file:
         file.write(header_bytes(shapes, metadata))
         for name in order:
-            values = tensors[name].detach().resolve_conj().resolve_neg().to("cpu").contiguous()
+            values = tensors[name].detach().resolve_conj().resolve_neg().to("cpu")
             if values.nbytes:
-                file.write(values.reshape(-1).view(torch.uint8).numpy().data)
+                file.write(bytes_of(values).numpy().data)
 
 
 def header_bytes(tensors: Iterable[tuple[str, str, Iterable[int], int]], metadata: Mapping[str, str]) -> bytes:

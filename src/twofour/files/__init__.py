@@ -3,6 +3,7 @@
 from twofour.files.archive import is_archive, require_sound
 from twofour.files.folder import making, names_in, remove_known
 from twofour.files.lock import PATIENCE, locked
+from twofour.files.memory import bytes_of
 from twofour.files.named import named
 from twofour.files.reading import (
     LARGEST_LIST,
@@ -21,6 +22,7 @@ from twofour.files.replacing import is_temporary, remove_left, replacing, writin
 __all__ = [
     "LARGEST_LIST",
     "PATIENCE",
+    "bytes_of",
     "is_archive",
     "is_temporary",
     "json_or_none",

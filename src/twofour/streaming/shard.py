@@ -20,7 +20,7 @@ from twofour.checkpoints import Entry, read_header
 from twofour.checkpoints.write import header_bytes
 from twofour.criteria import Magnitude, Scored
 from twofour.errors import FormatError, TwofourError
-from twofour.files import opened, replacing
+from twofour.files import bytes_of, opened, replacing
 from twofour.masks.rule import fill_pruned
 from twofour.patterns import VNM, Block, Pattern
 from twofour.patterns.base import is_finite, non_finite
@@ -172,7 +172,7 @@ def _write_sparse(file: _Summed, weight: Sparse, criterion: Scored, advance: Adv
             raise _in_whole(error, weight) from None
         after += _sum(values)
         zeros += values.numel() - int(values.count_nonzero())
-        file.write(values.view(-1).view(torch.uint8).numpy().data)
+        file.write(bytes_of(values).numpy().data)
         advance(part.nbytes, part.name)
     entry, count = weight.entry, weight.entry.nbytes // _itemsize(weight.entry)
     kept = after / before if before else 1.0

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from twofour import native
 from twofour.errors import KernelError
+from twofour.files import bytes_of
 from twofour.kernels.bits_matmul.codes import BitWeight, Levels
 from twofour.native import pages
 from twofour.packing import HEADER_BYTES, has_zeros, layout_head, layout_header
@@ -190,9 +191,9 @@ def to_layout(weight: BitWeight, name: str, sums: Tensor | None = None, behind: 
     if name == GROUPS:
         body[weights:end] = _groups(weight, layout.to_bytes(codes, weight.levels), padded)
         return buffer
-    body[scales : scales + 4 * out] = weight.scales.contiguous().view(torch.uint8)
+    body[scales : scales + 4 * out] = bytes_of(weight.scales)
     of_rows = weight.values().sum(1, dtype=torch.int32) if sums is None else sums
-    body[at : at + 4 * out] = of_rows.view(torch.uint8)
+    body[at : at + 4 * out] = bytes_of(of_rows)
     body[weights:end] = layout.to_bytes(codes, weight.levels)
     return buffer
 

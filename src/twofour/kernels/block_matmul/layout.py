@@ -12,6 +12,7 @@ from torch import Tensor
 
 from twofour import native
 from twofour.errors import PackingError, PatternError
+from twofour.files import bytes_of
 from twofour.kernels.block_matmul.windows import from_windows, to_windows
 from twofour.native import pages
 from twofour.packing import HEADER_BYTES, Header, Packed, layout_head, layout_header, read_layout_header
@@ -300,7 +301,7 @@ def _sums(packed: Packed) -> Tensor:
 
 
 def _write(body: Tensor, at: int, part: Tensor) -> None:
-    data = part.contiguous().flatten().view(torch.uint8)
+    data = bytes_of(part)
     body[at : at + data.numel()] = data
 
 

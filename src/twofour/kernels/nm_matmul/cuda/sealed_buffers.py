@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from twofour.errors import KernelError
+from twofour.files import bytes_of
 from twofour.native import gpu
 from twofour.packing import HEADER_BYTES
 
@@ -67,7 +68,7 @@ def beside(tensors: Sequence[Tensor], *, open_end: bool = False) -> Tensor:
     end = begins[-1] + tensors[-1].nbytes if open_end else end
     buffer = torch.zeros(end, dtype=torch.uint8, device=tensors[0].device)
     for tensor, begin in zip(tensors, begins, strict=True):
-        flat = tensor.contiguous().flatten().view(torch.uint8)
+        flat = bytes_of(tensor)
         buffer[begin : begin + len(flat)] = flat
     return buffer
 
