@@ -49,6 +49,11 @@ def test_a_run_leaves_a_model_that_loads_and_what_was_found(tmp_path: Path) -> N
     assert outcome.reasons["OpenVINO"] == "not timed: left out as asked"
     (record,) = measure.load(outcome.folder / "results.json")
     assert record.meta["case"] == "optimize" and record.meta["kept"] == outcome.kept
+    (closer,) = record.meta["quality"][1:]
+    assert closer["title"] == "The samples that lost most" and closer["scores"][0]["name"] == "dense"
+    by_name = {score["name"]: score for score in closer["scores"]}
+    assert by_name["twofour 2:4, float32"]["value"] < outcome.quality["twofour 2:4, float32"].value
+    assert closer["title"] in (outcome.folder / "report.html").read_text() and closer["title"] in outcome.measured
     masks = 2 if outcome.kept == "twofour 2:4, float32" else 0
     assert record.meta["losses"].keys() == {"0", "2"} and len(record.meta["weights"]) == masks
     assert {row["name"] for row in json.loads((outcome.folder / "plan.json").read_text())["layers"]} >= {"0", "2", "3"}

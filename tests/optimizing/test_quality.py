@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from twofour.calibration import Batch
 from twofour.errors import OptimizeError
+from twofour.optimizing.closer import BINS, Closer, calibration_error, measures
 from twofour.optimizing.pairs import Pairs, spearman
 from twofour.optimizing.quality import AGREEMENT, COSINE, ERROR, SPEARMAN, Judge, said_of
 
@@ -122,3 +124,79 @@ def test_pairs_judge_an_embedder_by_the_order_of_its_cosines() -> None:
     assert judge.score("same", Embedder()).value == pytest.approx(100.0)
     with pytest.raises(OptimizeError, match="cannot be judged by pairs"):
         Pairs([X], [X], torch.arange(32.0))(nn.Identity())
+
+
+class Rows(nn.Module):
+    """Answers a sample's number with its row of logits."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("logits", logits)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.get_buffer("logits")[x[:, 0].long()]
+
+
+def test_what_the_mean_hides_is_counted_by_hand() -> None:
+    """40 samples of four classes, ten each; the dense model errs on two of class 3, the other on four of class 1."""
+    classes = torch.arange(40) // 10
+    answers = classes.clone()
+    answers[[38, 39]] = 0
+    changed = answers.clone()
+    changed[10:14], changed[39] = 2, 3
+    dense, other = (Rows(10.0 * nn.functional.one_hot(each, 4)) for each in (answers, changed))
+    x = torch.arange(40.0)[:, None]
+    held = [Batch(x[:25], classes[:25]), Batch(x[25:], classes[25:])]
+    closer = Closer.of(dense, held, "mean")
+    assert closer is not None
+    before, now = closer.look(dense), closer.look(other)
+    assert (before["changed"], before["lost"], before["won"], before["samples"]) == (0, 0, 0, 40)
+    assert (now["changed"], now["lost"], now["won"]) == (5, 4, 1)
+    assert now["worst"] == {"class": 1, "samples": 10, "now": 0.6, "before": 1.0}
+    sure = float(torch.softmax(torch.tensor([10.0, 0, 0, 0]), 0)[0])
+    assert before["ece"] == pytest.approx(sure - 38 / 40) and now["ece"] == pytest.approx(sure - 35 / 40)
+    shown = measures({"dense": before, "2:4": now}, "dense")
+    assert [measure["title"] for measure in shown] == [
+        *("Answers that changed", "Calibration error", "The class that lost most")
+    ]
+    assert [score["value"] for score in shown[0]["scores"]] == [0, 12.5]
+    assert shown[0]["scores"][1]["note"] == "5 of 40: 4 were right and are wrong, 1 the other way"
+    assert shown[2]["scores"][1]["note"] == "class 1, 10 samples: dense 100.0"
+
+
+def test_without_classes_answers_are_held_against_the_dense_ones() -> None:
+    answers = torch.arange(40) // 20
+    changed = torch.where(torch.arange(40) < 5, 1, answers)
+    dense, other = (
+        Rows(torch.stack([1.0 - each, 0.0 + each, torch.full_like(each, -9).float()], 1)) for each in (answers, changed)
+    )
+    held = [Batch(torch.arange(40.0)[:, None], torch.zeros(40, dtype=torch.long))]
+    closer = Closer.of(dense, held, "mean")
+    assert closer is not None
+    bare = Closer(replace(closer.judge, held=(Batch(held[0].inputs),)))
+    looked = bare.look(other)
+    assert looked["changed"] == 5 and "ece" not in looked and "lost" not in looked
+    assert looked["worst"] == {"class": 0, "samples": 20, "now": 0.75, "before": 1.0}
+
+
+def test_of_other_outputs_the_worst_samples_are_shown() -> None:
+    rows = torch.ones(20, 3)
+    bent = rows.clone()
+    bent[7] = 0.5
+    held = [Batch(torch.arange(20.0)[:, None])]
+    closer = Closer.of(Rows(rows), held, "mean")
+    assert closer is not None and closer.judge.kind == ERROR
+    looked = closer.look(Rows(bent))
+    assert looked["least"] == pytest.approx(50) and looked["low"] == pytest.approx(97.5)
+    assert measures({"dense": closer.look(Rows(rows)), "2:4": looked}, "dense")[0]["scores"][1]["note"] == "least 50.00"
+    assert Closer.of(Rows(rows * float("nan")), held, "mean") is None
+
+
+def test_calibration_error_is_that_of_its_bins() -> None:
+    confidence = torch.tensor([0.95, 0.99, 0.55, 0.51, 1.0])
+    right = torch.tensor([True, False, True, False, True])
+    apart = abs(0.95 + 0.99 + 1.0 - 2) + abs(0.55 - 1) + abs(0.51)
+    by_bin = abs(0.95 + 0.99 + 1.0 - 2) + abs(0.55 + 0.51 - 1)
+    same = (0.51 * BINS) // 1 == (0.55 * BINS) // 1
+    assert calibration_error(confidence, right) == pytest.approx((by_bin if same else apart) / 5)
+    assert calibration_error(torch.tensor([1.0, 1.0]), torch.tensor([True, True])) == 0

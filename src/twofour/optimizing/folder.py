@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from twofour import journal
-from twofour.errors import OptimizeError
+from twofour.errors import OptimizeError, TwofourError, cut
+from twofour.files import replacing
 from twofour.journal import Journal
 from twofour.progress import Progress
 from twofour.report.read import PLAN
@@ -51,3 +53,15 @@ def opened(folder: Path, asked: Mapping[str, Any], beside: Collection[str], disp
 def of_the_moment(error: BaseException | None) -> bool:
     """Tell whether an error was caused by the disk or the memory, which may serve the next time."""
     return error is not None and (isinstance(error, OSError | MemoryError) or of_the_moment(error.__cause__))
+
+
+def said_of_error(error: TwofourError) -> str:
+    """Return what an error says, in a line."""
+    return cut(f"{error.what}: {error.got}" if error.got else error.what, 300)
+
+
+def copied(file: Path, target: Path) -> None:
+    """Copy a file to another place, where a reader never sees half of it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(target) as temporary:
+        shutil.copyfile(file, temporary)

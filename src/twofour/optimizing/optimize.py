@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -19,17 +18,29 @@ from twofour.calls import Example
 from twofour.checkpoints import CONFIG
 from twofour.compiler import advise
 from twofour.compiler import compile as compile_model
-from twofour.errors import LayerError, OptimizeError, TwofourError, cut
+from twofour.errors import LayerError, OptimizeError, TwofourError
 from twofour.export import load, save
-from twofour.files import named, replacing
+from twofour.files import named
 from twofour.journal import WORK, Journal, digest, name_of
 from twofour.layers import require_module
 from twofour.measure import Record
-from twofour.optimizing.folder import MODEL, PAGE, PLAN, RECORD, USUAL, kinds_of, of_the_moment, opened
+from twofour.optimizing.closer import DENSE, Judging
+from twofour.optimizing.folder import (
+    MODEL,
+    PAGE,
+    PLAN,
+    RECORD,
+    USUAL,
+    copied,
+    kinds_of,
+    of_the_moment,
+    opened,
+    said_of_error,
+)
 from twofour.optimizing.outcome import Choice, Outcome, Tried, choose, verdict_of
-from twofour.optimizing.quality import AGREE, TITLES, Evaluate, Judge, kind_of, said_of
+from twofour.optimizing.quality import AGREE, TITLES, Evaluate, kind_of, said_of
 from twofour.optimizing.samples import SEED, Samples, example_of, parted, sizes_of, tokens_of
-from twofour.optimizing.timing import SECONDS, require_known, timed
+from twofour.optimizing.timing import SECONDS, missing, require_known, timed
 from twofour.progress import Progress
 from twofour.pruning import outcomes, prune
 from twofour.quantization import quantize
@@ -37,7 +48,7 @@ from twofour.quantization.widths import Widths
 from twofour.report import Score
 from twofour.shrinking import Budget, report_of, shrink
 
-SPARSE, DENSE = "2:4", "dense"
+SPARSE = "2:4"
 TYPES = ("float32", "bfloat16", "int8")
 """Computing types that are tried where a loss is allowed; without a limit the first alone."""
 FLOAT = "float32"
@@ -187,7 +198,7 @@ class _Task:
         """Make every step that is not done."""
         names = [one.name(self.pattern) for one in self._candidates]
         self.journal.begin(f"optimizing {self.name}", kinds_of(one.dtype for one in self._candidates), USUAL)
-        dense = Score(**self.journal.step("judge the dense model", lambda: vars(self._judge[1])))
+        dense = self._judging.dense()
         advice = self.journal.step(f"measure per layer what {self.pattern} brings", self._advised)
         pruned = self.journal.step(f"prune to {self.pattern}", self._prune)
         unpruned = pruned.get("refused", "")
@@ -213,12 +224,8 @@ class _Task:
         return found + [_Candidate(True, FLOAT, text) for text in self.widths]
 
     @cached_property
-    def _judge(self) -> tuple[Judge, Score]:
-        """What judges, and the dense model's score."""
-        if self.evaluate is not None:
-            return Judge.by_function(self.model, self.evaluate)
-        judge = Judge.by_agreement(self.model, self.data.held, self.pooling)
-        return judge, Score(DENSE, 100.0)
+    def _judging(self) -> Judging:
+        return Judging(self.model, self.data.held, self.pooling, self.evaluate, self.journal)
 
     @cached_property
     def _loaded(self) -> dict[str, nn.Module]:
@@ -246,7 +253,7 @@ class _Task:
             with calls.without_cache(made):
                 made = prune(made, self.pattern, data=self.data.calibration, samples=self.data.count, **options)
         except LayerError as error:  # nothing in it can be pruned: it may still run faster dense
-            return {"refused": _said(error), "losses": {}, "weights": [], "told": told}
+            return {"refused": said_of_error(error), "losses": {}, "weights": [], "told": told}
         file = self.journal.work("pruned")
         save(made, file)
         losses = {one.name.removesuffix(".weight"): one.error for one in outcomes(made) if one.error is not None}
@@ -267,7 +274,7 @@ class _Task:
         if "refused" in made:
             self.journal.passed()
             return Tried(name, False, refused=made["refused"])
-        score = Score(**self.journal.step(f"judge {name}", lambda: vars(self._judge[0].score(name, self._load(name)))))
+        score = self._judging.of(name, lambda: self._load(name))
         return Tried(name, bool(made["sparse"]), score, None, made["bytes"])
 
     def _compile(self, one: _Candidate, name: str, unpruned: str) -> dict[str, Any]:
@@ -285,7 +292,7 @@ class _Task:
         except TwofourError as error:
             if of_the_moment(error):
                 raise  # the journal keeps what holds for good: called again, the run tries it once more
-            return {"refused": _said(error)}
+            return {"refused": said_of_error(error)}
         plan = fast.plan
         sparse = one.sparse and any(layer.sparse for layer in plan.layers)
         told = {key: value for key, value in plan.to_dict().items() if key not in _IN_THE_FILE}
@@ -321,13 +328,13 @@ class _Task:
         assert folder is not None
         kept = next(one for one in tried if one.name == choice.kept)
         if "finished" not in self.journal.done:
-            _copy(self.journal.work(kept.name), folder / MODEL)
+            copied(self.journal.work(kept.name), folder / MODEL)
         for name, place in beside.items():
-            _copy(place, folder / name)
+            copied(place, folder / name)
         config: Any = getattr(self.model, "config", None)
         if CONFIG in beside and hasattr(config, "save_pretrained"):
             config.save_pretrained(folder)  # with the dtype: a model made of it is the one that the file's graph is of
-        reasons = {**choice.reasons, **{name: f"not timed: {why}" for name, why in _missing(record).items()}}
+        reasons = {**choice.reasons, **{name: f"not timed: {why}" for name, why in missing(record).items()}}
         code = loading.replace("{file}", str(folder / MODEL))
         scores = [one.score for one in tried if one.score is not None]
         verdict, figures = verdict_of(
@@ -363,7 +370,12 @@ class _Task:
         masked = any(one.sparse and one.name(self.pattern) == kept.name for one in self._candidates)
         weights = pruned["weights"] if masked else []  # a dense model has no masks to show
         return {
-            **{"quality": [judged], "sizes": sizes, "losses": pruned["losses"], "weights": weights},
+            **{
+                "quality": [judged, *self._judging.closer([score.name for score in scores])],
+                "sizes": sizes,
+                "losses": pruned["losses"],
+                "weights": weights,
+            },
             **{"notes": self._notes(advice, pruned), "advice": advice},
         }
 
@@ -371,7 +383,7 @@ class _Task:
     def _title(self) -> tuple[str, str]:
         if self.evaluate is not None:  # which a finished run need not ask again
             return TITLES[kind_of(self.evaluate)], said_of(self.evaluate)
-        return TITLES[self._judge[0].kind], f"{AGREE} {self.data.said[0].upper()}{self.data.said[1:]}."
+        return TITLES[self._judging.judge[0].kind], f"{AGREE} {self.data.said[0].upper()}{self.data.said[1:]}."
 
     def _notes(self, advice: Mapping[str, Any], pruned: Mapping[str, Any]) -> list[str]:
         notes = [f"Pruned to {self.pattern} by {pruned['criterion']}, once, nothing was trained; seed {SEED}."]
@@ -383,18 +395,3 @@ class _Task:
         notes.append(f"Per layer: {advice.get('summary') or advice.get('refused')}.")
         sample = f"{self.batch} sample{'s' * (self.batch > 1)} of the data held back, of the median size"
         return [*notes, f"One call is {sample}: {tokens_of(Example.of(self.example).leaves)} tokens or samples."]
-
-
-def _copy(file: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target) as temporary:
-        shutil.copyfile(file, temporary)
-
-
-def _missing(record: Record) -> dict[str, str]:
-    found = record.meta.get("missing")
-    return {str(name): str(why) for name, why in found.items()} if isinstance(found, Mapping) else {}
-
-
-def _said(error: TwofourError) -> str:
-    return cut(f"{error.what}: {error.got}" if error.got else error.what, 300)

@@ -134,9 +134,14 @@ class Outcome:
     @property
     def measured(self) -> str:
         """What the quality is, what it rests on, and the least that was wanted, in words."""
-        (judged,) = cast("list[dict[str, Any]]", self.record.meta["quality"])
+        judged, *closer = cast("list[dict[str, Any]]", self.record.meta["quality"])
         least = "" if judged["floor"] is None else f" At least {judged['floor']:.2f} was wanted."
-        return f"{judged['title']}. {judged['said']}{least}"
+        return f"{judged['title']}. {judged['said']}{least}" + "".join(f" {self._closer(one)}" for one in closer)
+
+    def _closer(self, measure: Mapping[str, Any]) -> str:
+        """Say the kept model's figure of a measure beside the one that it was kept by."""
+        score = next(score for score in measure["scores"] if score["name"] == self.kept)
+        return f"{measure['title']}: {score['value']:.2f} ({score['note']})."
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return the cells of the one table: model, milliseconds, times as fast, quality, what became of it."""

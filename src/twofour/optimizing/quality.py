@@ -74,7 +74,7 @@ class Judge:
         """
         kind = _kind(_run(model, held[0]), held[0])
         judge = cls(kind, tuple(held), pooling)
-        want = tuple(judge._answer(model, batch) for batch in held)
+        want = tuple(judge.answer(model, batch) for batch in held)
         if not all(bool(leaf.isfinite().all()) for leaf in want):
             raise OptimizeError(
                 "the dense model's answers cannot be compared with",
@@ -104,13 +104,13 @@ class Judge:
         if self.evaluate is not None:
             return Score(name, self.scale * _asked(self.evaluate, model), ours=True)
         values = torch.cat(
-            [self._values(self._answer(model, batch), want) for batch, want in zip(self.held, self.want, strict=True)]
+            [self.values(self.answer(model, batch), want) for batch, want in zip(self.held, self.want, strict=True)]
         )
         values = values.double().nan_to_num(nan=0.0)
         deviation = float(values.std()) if len(values) > 1 else 0.0
         return Score(name, float(values.mean()), deviation / math.sqrt(len(values)), ours=True)
 
-    def _answer(self, model: nn.Module, batch: Batch) -> Tensor:
+    def answer(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return what is compared of a model's answer: samples or tokens along the first axis."""
         output = _run(model, batch)
         if self.kind == COSINE:
@@ -122,7 +122,7 @@ class Judge:
             return leaf if tokens is None or tokens.numel() != len(leaf) else leaf[tokens.flatten()]
         return leaf if leaf.ndim else leaf[None]
 
-    def _values(self, found: Tensor, want: Tensor) -> Tensor:
+    def values(self, found: Tensor, want: Tensor) -> Tensor:
         """Return a figure from 0 to 100 a sample."""
         if found.shape != want.shape:
             return torch.zeros(len(want), dtype=torch.float32, device="cpu")

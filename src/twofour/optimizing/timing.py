@@ -168,3 +168,9 @@ def title_of(name: str, dtype: str) -> str:
 def _called(model: nn.Module, example: Example) -> Any:
     with torch.inference_mode():
         return model(*example.args, **example.kwargs)
+
+
+def missing(record: Record) -> dict[str, str]:
+    """Return why runtimes were not timed, by name."""
+    found = record.meta.get("missing")
+    return {str(name): str(why) for name, why in found.items()} if isinstance(found, Mapping) else {}
