@@ -310,6 +310,7 @@ class Layer(nn.Module):
         self.form = form
         self.q, self.k, self.v, self.out = (nn.Linear(64, 64) for _ in range(4))
         self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 128), nn.Linear(128, 64)
+        self.register_buffer("places", torch.randn(1, 4, 9, 9))
 
     def forward(self, x: Tensor, mask: Tensor, memory: Tensor) -> Tensor:
         """Return (B, T, 64) of x (B, T, 64), a mask (B, 1, 1, S) and, for attention to others, memory (B, S, 64)."""
@@ -322,18 +323,19 @@ class Layer(nn.Module):
             mixed = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask.expand(-1, -1, x.shape[1], -1))
         else:
             scores = q @ k.transpose(-1, -2) / 4.0
+            scores = scores + self.places[:, :, : x.shape[1]] if self.form == "places" else scores
             mixed = torch.softmax(scores + mask if self.form != "no mask" else scores, -1) @ v
         y = self.norm(x + self.out(mixed.transpose(1, 2).reshape(x.shape[0], x.shape[1], 64)))
         return y + self.down(nn.functional.gelu(self.up(y)))
 
 
 @cache
-def exported(form: str) -> bytes:
+def exported(form: str, free: bool = True) -> bytes:
     torch.manual_seed(1)
     model = twofour.prune(Layer(form).eval(), "2:4")
     example = torch.randn(2, 9, 64), torch.zeros(2, 1, 1, 9), torch.randn(2, 9, 64)
     names = ["x", "mask", "memory"]
-    axes = {"x": {0: "n", 1: "t"}, "mask": {0: "n", 3: "s"}, "memory": {0: "n", 1: "s"}}
+    axes = {"x": {0: "n", 1: "t"}, "mask": {0: "n", 3: "s"}, "memory": {0: "n", 1: "s"}} if free else None
     file = io.BytesIO()
     with warnings.catch_warnings(), torch.no_grad():
         torch.onnx.export(model, example, file, dynamo=False, opset_version=17, input_names=names, dynamic_axes=axes)
@@ -361,6 +363,71 @@ def test_an_encoder_layer_is_three_parts(form: str) -> None:
     attention = [part for part in parts if "Softmax" in part]
     assert len(parts) == 3 and len(attention) == 1 and attention[0].count("MatMul") == 5
     assert sum("LayerNormalization" in part for part in parts) == 1
+
+
+@pytest.mark.parametrize("form", ["written out", "sdpa", "places"])
+def test_fixed_sizes_which_onnx_runtime_writes_as_gemm_between_reshapes(form: str) -> None:
+    parts = require_same(exported(form, free=False), feed_of(exported(form, free=False), 2, 9, 9))
+    assert len(parts) == 3 and any("Gemm" in part for part in parts)
+    assert sum(part.count("MatMul") + part.count("Gemm") for part in parts) == 8
+
+
+def encoder(name: str, attention: str) -> tuple[nn.Module, dict[str, Tensor]]:
+    """A small encoder of transformers with random weights, and its inputs."""
+    transformers = pytest.importorskip("transformers", reason="the extra [text] is not installed")
+    common = {"attn_implementation": attention} if name != "MPNet" else {}
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    if name == "DistilBert":
+        sizes = {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 128}
+    inputs = {"input_ids": torch.randint(5, 99, (2, 16)), "attention_mask": torch.ones(2, 16, dtype=torch.int64)}
+    if name == "ViT":
+        sizes, inputs = {**sizes, "image_size": 32, "patch_size": 8}, {"pixel_values": torch.randn(2, 3, 32, 32)}
+    else:
+        sizes |= {"vocab_size": 100, "max_position_embeddings": 64}
+    torch.manual_seed(2)
+    return getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**sizes, **common)), inputs
+
+
+class FirstOutput(nn.Module):
+    """A model of transformers that takes its inputs in their order and returns the first of its outputs."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return the hidden states."""
+        return self.model(**dict(zip(self.names, inputs, strict=True)))[0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dynamo", [False, True])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", ["Bert", "Roberta", "DistilBert", "MPNet", "ViT"])
+def test_layers_of_transformers_are_three_parts(name: str, attention: str, dynamo: bool, tmp_path: Path) -> None:
+    model, inputs = encoder(name, attention)
+    twofour.prune(model.eval(), "2:4")
+    axes = {key: {0: "n", **({1: "t"} if value.ndim == 2 else {})} for key, value in inputs.items()}
+    options = (
+        {"dynamo": True, "external_data": False}
+        if dynamo
+        else {"dynamo": False, "opset_version": 17, "dynamic_axes": axes}
+    )
+    with warnings.catch_warnings(), torch.no_grad():
+        torch.onnx.export(
+            FirstOutput(model, list(inputs)).eval(),
+            tuple(inputs.values()),
+            tmp_path / "model.onnx",
+            input_names=list(inputs),
+            verbose=False,
+            **options,
+        )
+    if "attention_mask" in inputs:
+        inputs["attention_mask"][1, 10:] = 0
+    file = (tmp_path / "model.onnx").read_bytes()
+    parts = require_same(file, {key: value.numpy() for key, value in inputs.items()})
+    assert len(parts) == 6 and sum("Softmax" in part for part in parts) == 2
+    assert all(part.count("MatMul") + part.count("Gemm") == 5 for part in parts if "Softmax" in part)
 
 
 def test_a_graph_that_is_not_optimised_and_a_mask_of_one_number() -> None:

@@ -25,7 +25,7 @@ class Matcher {
         if (found) take(std::move(*found));
       }
     for (const auto& [out, projection] : projections_)
-      if (!taken_[static_cast<size_t>(projection.nodes[0])]) take(product(projection));
+      if (!taken_[static_cast<size_t>(projection.nodes[0])]) take(product(left_of(projection)));
     join_pairs();
     return std::move(found_);
   }
@@ -47,9 +47,10 @@ class Matcher {
       if (!one.product || one.product->first || one.product->other >= 0 || one.product->normed >= 0) continue;
       const auto reader = readers.find(one.product->y);
       const Node* next = graph_.only_reader(one.product->y);
-      if (reader == readers.end() || reader->second->product->first || !next || graph_.index(*next) != reader->second->product->projection.nodes[0])
-        continue;
+      if (reader == readers.end() || reader->second->product->first || !next) continue;
       Match& last = *reader->second;
+      const auto& inside = last.product->projection.nodes;
+      if (std::find(inside.begin(), inside.end(), graph_.index(*next)) == inside.end()) continue;
       last.product->first = First{one.product->projection, one.product->activation};
       last.nodes.insert(last.nodes.end(), one.nodes.begin(), one.nodes.end());
       joined.insert(&one);
@@ -127,8 +128,28 @@ class Matcher {
         found.out = add->outputs[0];
       }
     }
+    found.shaping = {found.dense.in, found.dense.out};
+    if (gemm) read_reshapes(&found);
     const int out = found.out;
     projections_.emplace(out, std::move(found));
+  }
+
+  // Joins a Reshape to rows in front of a product, and one behind it that leaves the last axis.
+  void read_reshapes(Projection* found) {
+    std::vector<int64_t> numbers;
+    const Node* front = graph_.made_by(found->x, "Reshape");
+    if (front && graph_.only_reader(found->x) && read_whole(graph_.constant(front->input(1)), &numbers) && numbers.size() == 2 &&
+        numbers[1] == found->shaping.in) {
+      found->nodes.push_back(graph_.index(*front));
+      found->x = front->input(0), found->shaping.flat = true;
+    }
+    const Node* behind = graph_.only_reader(found->out);
+    if (behind && behind->kind == "Reshape" && behind->input(0) == found->out && read_whole(graph_.constant(behind->input(1)), &numbers) &&
+        !numbers.empty() && numbers.back() == found->shaping.out) {
+      found->nodes.push_back(graph_.index(*behind));
+      found->out = behind->outputs[0];
+      found->shaping.shape = numbers, found->shaping.zero_copies = behind->whole("allowzero", 0) == 0;
+    }
   }
 
   // What is known of the inside of an attention while it is read.
@@ -225,17 +246,18 @@ class Matcher {
     views->tensors[value] = *sizes;
     return true;
   }
-  // Whether a Reshape's second operand is `wanted`, one of which may be left to be found.
+  // Whether a Reshape's second operand is `wanted`. One size may be left to be found, or not be known: it is what is left.
   bool is_shape(const Node& reshape, const std::vector<Size>& wanted, Views* views) {
     Shape shape;
     if (!read_shape(reshape.input(1), views, &shape) || shape.outside >= 0 || shape.sizes.size() != wanted.size()) return false;
     int left = 0;
     for (size_t i = 0; i < wanted.size(); i++) {
-      const Size& one = shape.sizes[i];
-      if (one.from == Size::constant && one.number == -1) left++;
-      else if (!(one == wanted[i])) return false;
+      const Size &one = shape.sizes[i], &other = wanted[i];
+      if (one == other && !(one.from == Size::constant && one.number == -1)) continue;
+      const bool differ = one.from == Size::constant && other.from == Size::constant && one.number >= 0 && other.number >= 0;
+      if (differ || ++left > 1) return false;
     }
-    return left <= 1;
+    return true;
   }
   // K^T, (batch, heads, width, rows): one Transpose; or rows and width exchanged in a tensor of three axes.
   bool read_keys(int value, Views* views, Heads* heads, std::vector<Size>* sizes) {
@@ -245,7 +267,10 @@ class Matcher {
       nodes.insert(graph_.index(*turn));
       *sizes = {(*sizes)[0], (*sizes)[2], (*sizes)[3], (*sizes)[1]};
     } else if (const Node* twice = transposed(value, {0, 1, 3, 2})) {
-      if (!read_heads_of(twice->input(0), 1, views, heads, sizes)) return false;
+      const Node* same = graph_.made_by(twice->input(0), "Reshape");
+      if (!read_heads_of(same ? same->input(0) : twice->input(0), 1, views, heads, sizes)) return false;
+      if (same && !is_shape(*same, *sizes, views)) return false;
+      if (same) nodes.insert(graph_.index(*same));
       nodes.insert(graph_.index(*twice));
       *sizes = {(*sizes)[0], (*sizes)[1], (*sizes)[3], (*sizes)[2]};
     } else {
@@ -263,7 +288,7 @@ class Matcher {
     return true;
   }
 
-  // Q K^T of the operand of a Softmax, and the mask that is added.
+  // Q K^T of the operand of a Softmax, and what is added to it: a mask, a bias by position.
   const Node* scores_of(int value, AttentionMatch* match, Views* views) {
     const auto product = [&](int of) -> const Node* {
       Views steps = *views;
@@ -272,16 +297,18 @@ class Matcher {
       *views = std::move(steps);
       return node;
     };
-    if (const Node* add = graph_.made_by(value, "Add")) {
-      for (const int side : {0, 1})
-        if (const Node* found = product(add->input(static_cast<size_t>(side)))) {
-          match->mask = add->input(static_cast<size_t>(1 - side));
-          views->inside.nodes.insert(graph_.index(*add));
-          return found;
-        }
-      return nullptr;
+    if (const Node* found = product(value)) return found;
+    const Node* add = graph_.made_by(value, "Add");
+    if (!add || match->masks.size() == 2) return nullptr;
+    for (const int side : {0, 1}) {
+      match->masks.push_back(add->input(static_cast<size_t>(1 - side)));
+      if (const Node* found = scores_of(add->input(static_cast<size_t>(side)), match, views)) {
+        views->inside.nodes.insert(graph_.index(*add));
+        return found;
+      }
+      match->masks.pop_back();
     }
-    return product(value);
+    return nullptr;
   }
 
   // The shares of a Softmax as the second product reads them: behind a Where that puts 0 in place of NaN, where there is one.
@@ -373,6 +400,19 @@ class Matcher {
     return true;
   }
 
+  // A projection without the Reshape in front of it or behind it that attention has taken.
+  Projection left_of(Projection projection) const {
+    const auto left = [&](const Node* node) {
+      if (!node || free(*node)) return false;
+      std::erase(projection.nodes, graph_.index(*node));
+      return true;
+    };
+    const Node& first = graph_.nodes[static_cast<size_t>(projection.nodes[0])];
+    if (projection.shaping.flat && left(producer(first.input(0)))) projection.x = first.input(0), projection.shaping.flat = false;
+    const Node* behind = producer(projection.out);
+    if (!projection.shaping.shape.empty() && left(behind)) projection.out = behind->input(0), projection.shaping.shape.clear();
+    return projection;
+  }
   Match product(const Projection& projection) {
     ProductMatch match{{}, projection};
     Inside inside;

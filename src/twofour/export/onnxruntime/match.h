@@ -14,12 +14,23 @@
 
 namespace twofour::ort {
 
-// x W^T + bias of a constant W: MatMul or Gemm, and the Add of a constant behind it.
+// What becomes of the sizes of x in a product: (..., in) -> (..., out); `flat`: (rows, out) instead, of as many rows of `in` as
+// x has. `shape`, where it is not empty: what a Reshape behind makes of that, `out` last.
+struct Shaping {
+  int64_t in = 0, out = 0;
+  bool flat = false;
+  std::vector<int64_t> shape = {};
+  bool zero_copies = false;
+};
+
+// x W^T + bias of a constant W: MatMul or Gemm, the Add of a constant behind it, and the two Reshape that ONNX Runtime itself
+// puts around a Gemm.
 struct Projection {
   int x, weight;
   DenseWeight dense;  // its numbers are the graph's
   std::vector<int> nodes;
   int out;  // the value it ends with
+  Shaping shaping = {};
 };
 
 // A product that is the input of another one and nothing else.
@@ -49,7 +60,7 @@ struct Heads {
 struct AttentionMatch {
   std::vector<Projection> projections;  // of q, k and v, by one x, or none: then they are values of others
   Heads q, k, v;
-  int mask = -1;
+  std::vector<int> masks;  // two at most
   float scale = 1;
   bool unseen_is_zero = false;  // what a query answers whose keys are all hidden: 0, else NaN
   Shape out_shape;

@@ -26,6 +26,15 @@ const Row& best_row() {
   return *best;
 }
 
+Sizes answer_of(const Sizes& x, const Shaping& how) {
+  const int64_t count = count_of(x);
+  if (how.flat ? count % how.in != 0 : x.empty() || x.back() != how.in)
+    throw Failed("a product of inputs " + text_of(x) + " by a weight of " + std::to_string(how.in) + " inputs");
+  Sizes sizes = how.flat ? Sizes{count / how.in, how.out} : x;
+  sizes.back() = how.out;
+  return how.shape.empty() ? sizes : reshaped(sizes, how.shape, how.zero_copies);
+}
+
 Scratch& scratch() {
   static Scratch all;
   return all;
@@ -54,6 +63,11 @@ class Places {
   }
   int input(int value) const { return value < 0 ? -1 : place(inputs_, value, "inputs"); }
   int output(int value) const { return value < 0 ? -1 : place(outputs_, value, "outputs"); }
+  // Of a constant, which the runtime drops; null for any other value.
+  const Constant* dropped(int value) {
+    const auto found = here_.find(names_[static_cast<size_t>(value)]);
+    return found == here_.end() ? nullptr : graph_.constant(found->second);
+  }
   std::vector<float> numbers(int value) {
     if (value < 0) return {};
     const Constant& found = constant(value);
@@ -93,17 +107,14 @@ class ProductProgram final : public Program {
  public:
   ProductProgram(const ProductMatch& match, Places& places, int threads)
       : first_(match.first ? std::make_unique<SparseWeight>(std::vector{places.weight(match.first->projection)}) : nullptr),
-        first_activation_(match.first ? match.first->activation : Activation::none), weight_({places.weight(match.projection)}),
+        first_activation_(match.first ? match.first->activation : Activation::none),
+        first_shaping_(match.first ? match.first->projection.shaping : Shaping{}), shaping_(match.projection.shaping), weight_({places.weight(match.projection)}),
         activation_(match.activation), x_(places.input((match.first ? match.first->projection : match.projection).x)), other_(places.input(match.other)), y_(places.output(match.y)), normed_(places.output(match.normed)),
         scale_(places.numbers(match.scale)), shift_(places.numbers(match.shift)), eps_(match.eps), threads_(threads) {}
 
   void run(const Api& api, KernelContext* context) override {
     const Tensor<float> x = input_of<float>(api, context, static_cast<size_t>(x_));
-    const int64_t in = first_ ? first_->in() : weight_.in();
-    if (x.sizes.empty() || x.sizes.back() != in)
-      throw Failed("a product of inputs " + text_of(x.sizes) + " by a weight of " + std::to_string(in) + " inputs");
-    Sizes sizes = x.sizes;
-    sizes.back() = weight_.out();
+    const Sizes sizes = answer_of(first_ ? answer_of(x.sizes, first_shaping_) : x.sizes, shaping_);
     Tensor<float> other{nullptr, sizes};
     if (other_ >= 0) other = input_of<float>(api, context, static_cast<size_t>(other_));
     const Sizes all = broadcast(sizes, other.sizes);
@@ -138,6 +149,7 @@ class ProductProgram final : public Program {
 
   std::unique_ptr<SparseWeight> first_;
   Activation first_activation_;
+  Shaping first_shaping_, shaping_;
   SparseWeight weight_;
   Activation activation_;
   int x_, other_, y_, normed_;
@@ -151,11 +163,15 @@ class AttentionProgram final : public Program {
  public:
   AttentionProgram(const AttentionMatch& match, Places& places, int threads)
       : q_(read(match.q, match, places)), k_(read(match.k, match, places)), v_(read(match.v, match, places)), scale_(match.scale),
-        unseen_(match.unseen_is_zero ? 0.0f : std::numeric_limits<float>::quiet_NaN()), mask_(places.input(match.mask)),
+        unseen_(match.unseen_is_zero ? 0.0f : std::numeric_limits<float>::quiet_NaN()),
         out_shape_(read(match.out_shape, places)), out_zero_copies_(match.out_zero_copies), out_(places.output(match.out)), threads_(threads) {
+    for (const int mask : match.masks) {
+      const Constant* dropped = places.dropped(mask);
+      masks_.push_back({dropped ? -1 : places.input(mask), dropped ? places.numbers(mask) : std::vector<float>{}, dropped ? dropped->shape : Sizes{}});
+    }
     if (match.projections.empty()) return;
     std::vector<DenseWeight> parts;
-    for (const Projection& one : match.projections) columns_[parts.size()] = one.dense.out, parts.push_back(places.weight(one));
+    for (const Projection& one : match.projections) shapings_[parts.size()] = one.shaping, parts.push_back(places.weight(one));
     weight_ = std::make_unique<SparseWeight>(parts);
     x_ = places.input(match.projections[0].x);
   }
@@ -167,15 +183,13 @@ class AttentionProgram final : public Program {
     std::vector<std::unique_ptr<Scratch::Lease>> copies;
     if (weight_) {
       const Tensor<float> x = input_of<float>(api, context, static_cast<size_t>(x_));
-      if (x.sizes.empty() || x.sizes.back() != weight_->in()) throw Failed("a product of inputs " + text_of(x.sizes));
-      const int64_t tokens = count_of(x.sizes) / weight_->in();
+      const int64_t tokens = count_of(answer_of(x.sizes, shapings_[0])) / shapings_[0].out;
       space = std::make_unique<Scratch::Lease>(scratch(), bytes_of(tokens * weight_->out()));
       auto* const all = static_cast<float*>(space->data());
       if (tokens > 0) project(x.data, tokens, all);
       int64_t before = 0;
       for (const auto& [heads, view, i] : {std::tuple{&q_, &q, 0}, std::tuple{&k_, &k, 1}, std::tuple{&v_, &v, 2}}) {
-        Sizes sizes = x.sizes;
-        sizes.back() = columns_[static_cast<size_t>(i)];
+        const Sizes sizes = answer_of(x.sizes, shapings_[static_cast<size_t>(i)]);
         *view = seen(now, *heads, i, {all + before, sizes}, weight_->out(), copies);
         before += sizes.back();
       }
@@ -198,6 +212,12 @@ class AttentionProgram final : public Program {
     int place;
     Read shape;
     bool zero_copies;
+  };
+  // An input, or a constant where `place` is -1.
+  struct Mask {
+    int place;
+    std::vector<float> numbers;
+    Sizes sizes;
   };
   // Heads in memory: sizes (batch, rows, heads, width), rows `stride` numbers apart.
   struct View {
@@ -260,6 +280,23 @@ class AttentionProgram final : public Program {
     return view;
   }
 
+  // What is added to the scores: one tensor, or the sum of two.
+  Tensor<float> mask_of(const Run& now, std::unique_ptr<Scratch::Lease>& space) const {
+    const auto given = [&](size_t i) {
+      const Mask& mask = masks_[i];
+      return mask.place < 0 ? Tensor<float>{mask.numbers.data(), mask.sizes} : input_of<float>(now.api, now.context, static_cast<size_t>(mask.place));
+    };
+    const Tensor<float> one = given(0);
+    if (masks_.size() == 1) return one;
+    const Tensor<float> two = given(1);
+    const Sizes all = broadcast(one.sizes, two.sizes);
+    space = std::make_unique<Scratch::Lease>(scratch(), bytes_of(count_of(all)));
+    auto* const sum = static_cast<float*>(space->data());
+    auto* to = sum;
+    for_each(all, steps_of(one.sizes, all), steps_of(two.sizes, all), [&](int64_t a, int64_t b) { *to++ = one.data[a] + two.data[b]; });
+    return {sum, all};
+  }
+
   void attend(const Run& now, const View& q, const View& k, const View& v) {
     const Sizes batches = broadcast(broadcast({q.sizes[0], q.sizes[2]}, {k.sizes[0], k.sizes[2]}), {v.sizes[0], v.sizes[2]});
     const int64_t batch = batches[0], heads = batches[1], queries = q.sizes[1], keys = k.sizes[1], width = v.sizes[3];
@@ -272,9 +309,9 @@ class AttentionProgram final : public Program {
     Attention args{q.data, k.data, v.data, out, q.strides(batch, heads), k.strides(batch, heads), v.strides(batch, heads),
                    {queries * heads * width, width, heads * width}, nullptr, AttentionMask::none, {}, batch, heads, heads, queries, keys,
                    q.sizes[3], width, scale_, false, unseen_, nullptr, nullptr, {}, {}, keys};
-    std::unique_ptr<Scratch::Lease> repeated;
-    if (mask_ >= 0) {
-      const Tensor<float> mask = input_of<float>(now.api, now.context, static_cast<size_t>(mask_));
+    std::unique_ptr<Scratch::Lease> sum, repeated;
+    if (!masks_.empty()) {
+      const Tensor<float> mask = mask_of(now, sum);
       if (broadcast(mask.sizes, scores) != scores) throw Failed("a mask of shape " + text_of(mask.sizes));
       Sizes steps = steps_of(mask.sizes, scores);
       args.mask = mask.data, args.mask_kind = AttentionMask::add;
@@ -292,12 +329,12 @@ class AttentionProgram final : public Program {
 
   Side q_, k_, v_;
   float scale_, unseen_;
-  int mask_;
+  std::vector<Mask> masks_;  // two at most
   Read out_shape_;
   bool out_zero_copies_;
   int out_, threads_, x_ = -1;
   std::unique_ptr<SparseWeight> weight_;
-  std::array<int64_t, 3> columns_{};
+  std::array<Shaping, 3> shapings_;
 };
 
 }  // namespace

@@ -108,7 +108,8 @@ inline Sizes reshaped(const Sizes& sizes, Sizes wanted, bool zero_copies) {
     else known *= wanted[i];
   }
   if (left >= 0) wanted[static_cast<size_t>(left)] = known ? count / known : 0;
-  if (count_of(wanted) != count) throw Failed("a tensor of shape " + text_of(sizes) + " cannot have shape " + text_of(wanted));
+  const bool possible = std::all_of(wanted.begin(), wanted.end(), [](int64_t size) { return size >= 0; });
+  if (!possible || count_of(wanted) != count) throw Failed("a tensor of shape " + text_of(sizes) + " cannot have shape " + text_of(wanted));
   return wanted;
 }
 
