@@ -10,12 +10,14 @@ from twofour.kernels.base import Row
 from twofour.kernels.epilogue import ACTIVATIONS, COMBINES, Epilogue
 from twofour.kernels.native_product import NativeProduct
 from twofour.kernels.problem import Problem
+from twofour.kernels.quantization import Quantization
 from twofour.packing import Packed, pack
 
 
 def taken(row: Row, weight: torch.Tensor) -> Packed | torch.Tensor:
     """Return a weight, 2:4 or of blocks that are all kept, as a row takes it."""
-    return pack(weight, "block:4x4@0" if row.pattern == "block" else "2:4") if row.sparse else weight
+    pattern = "block:4x4@0" if row.pattern == "block" else "2:4"
+    return pack(weight, pattern, dtype=row.dtype) if row.sparse else weight
 
 
 FLOAT32 = [row for row in rows() if row.dtype == "float32" and row.device == "cpu"]
@@ -100,6 +102,23 @@ def test_activations_at_the_ends_of_the_number_line(row: NativeProduct, activati
     assert lowest[endless].isnan().all() if activation != "relu" else (lowest[endless] == 0).all()
     assert through(row, activation, torch.full((17,), torch.nan)).isnan().all()
     assert (through(row, activation, torch.zeros(5)) == 0).all()
+
+
+WHOLE = [row for row in rows() if row.dtype == "int8" and row.device == "cpu" and isinstance(row, NativeProduct)]
+
+
+@each_row(WHOLE)
+@pytest.mark.parametrize("activation", [name for name in ACTIVATIONS if name != "none"])
+@pytest.mark.parametrize("scale", [2e-4, 1.6e-3, 0.03])
+def test_an_activation_is_off_by_an_eighth_of_a_byte_before_it_is_rounded(
+    row: NativeProduct, activation: str, scale: float
+) -> None:
+    x = torch.cat([torch.linspace(-9, 9, 500), torch.linspace(-300, -9, 20), torch.linspace(-20, 260, 500) * scale])
+    weight, nothing = row.prepare(taken(row, torch.zeros(len(x), 4))), torch.full((6, 4), 128, dtype=torch.uint8)
+    quantization = Quantization(0.1, 128, torch.uint8, scale, 20)
+    y = row.run(nothing, weight, x, Problem(len(x), Epilogue(activation), quantization))
+    want = (product(activation, "none", x, None) / scale + 20).clamp(0, 255)
+    assert (y == y[0]).all() and ((y[0].double() - want).abs() <= 0.5 + 0.125 + 1e-3).all()
 
 
 @each_row(NATIVE)

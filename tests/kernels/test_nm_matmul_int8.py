@@ -112,12 +112,15 @@ def test_int8_weights_without_scales_and_with_the_lowest_value(row: NativeMatmul
 
 @each_row(ROWS)
 def test_u8_inputs_and_static_ranges(row: NativeMatmul) -> None:
-    packed, x, bias = sparse(40, 76), random(11, 76), random(40)
-    prepared, ranged = row.prepare(packed), Problem(40, quantization=STATIC)
-    want = nm_matmul_int8_reference(x, packed, bias, STATIC)
-    assert_same(row.run(x, prepared, bias, ranged), want)
-    whole, _, _ = quantize_input(x, STATIC)
-    assert_same(row.run(whole, prepared, bias, ranged), want)
+    for tokens, columns in ((11, 76), (16, 64), (24, 204)):
+        packed, x, bias = sparse(40, columns), random(tokens, columns + 5)[:, :columns], random(40)
+        prepared, ranged = row.prepare(packed), Problem(40, quantization=STATIC)
+        want = nm_matmul_int8_reference(x, packed, bias, STATIC)
+        assert_same(row.run(x, prepared, bias, ranged), want)
+        whole, _, _ = quantize_input(x, STATIC)
+        wide = torch.full((tokens, columns + 11), 255, dtype=torch.uint8)  # rows that stand apart
+        wide[:, :columns] = whole
+        assert_same(row.run(wide[:, :columns], prepared, bias, ranged), want)
     with pytest.raises(KernelError, match=r"does not know what its input stands for[\s\S]*Quantization\(x_scale"):
         row.run(whole, prepared, bias, Problem(40))
 

@@ -23,13 +23,22 @@ struct RealDots {
   static TWOFOUR_INLINE Sum add(Sum a, Sum b) { return a + b; }
 
   // Sums [vector][tokens][V::width] of the rows [row, end) -> the answers of `tokens` tokens from `first` on.
-  static TWOFOUR_NOINLINE void finish(const Matmul& a, const WholeRows&, const Sum* sums, int64_t vectors, const Token*,
-                                      int64_t first, int64_t tokens, int64_t row, int64_t end) {
-    for (int64_t v = 0; v < vectors; v++) {
-      const int64_t at = row + v * V::width, left = least(V::width, end - at);
-      if (left <= 0) break;
-      const typename V::reg bias = bias_of<V>(a, at, left);
-      for (int64_t t = 0; t < tokens; t++) store_outputs<V>(a, first + t, at, left, sums[v * tokens + t] + bias);
+  static void finish(const Matmul& a, const WholeRows&, const Sum* sums, int64_t vectors, const Token*, int64_t first,
+                     int64_t tokens, int64_t row, int64_t end) {
+    with_real_answers(a, [&](auto as) { finish_as<decltype(as)>(a, sums, vectors, first, tokens, row, end); });
+  }
+  template <class As>
+  static TWOFOUR_NOINLINE void finish_as(const Matmul& a, const Sum* sums, int64_t vectors, int64_t first, int64_t tokens,
+                                         int64_t row, int64_t end) {
+    for (int64_t v = 0; v < vectors && row + v * V::width < end; v++, sums += tokens) {
+      const RealAnswers<V> answers(a, row + v * V::width, end);
+      by_tokens<As::activation>(tokens, [&](int64_t t, auto count) TWOFOUR_INLINED {
+        const auto with_bias =
+            Beside<V, count.value>::each([&](int i) TWOFOUR_INLINED { return sums[t + i] + answers.bias; });
+        answers.template finish<As, count.value>(with_bias, first + t, [&](Sum answer, int64_t token) TWOFOUR_INLINED {
+          answers.template store<As::type>(answer, token);
+        });
+      });
     }
   }
 };

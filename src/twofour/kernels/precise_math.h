@@ -16,7 +16,7 @@ template <class V>
 struct PreciseMath : FloatMath<V> {
   using Base = FloatMath<V>;
   using typename Base::F;
-  using typename Base::I;
+  using I = typename V::I;
   typedef uint32_t U __attribute__((vector_size(sizeof(F))));  // sums of bits: those of lanes that nobody reads wrap
   using Base::at_least, Base::at_most;
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/epilogue_math.h"
+#include "kernels/answers.h"
 #include "kernels/matmul.h"
 #include "native/compiler.h"
 #include "kernels/whole_inputs.h"
@@ -30,90 +30,87 @@ TWOFOUR_INLINE R apart(R value) {
   return value;
 }
 
-// The answers of V::width rows from `row` on, those below `end`, on their way out: bias, epilogue, type.
+// Answers that may be bytes.
 template <class V>
-struct Answers {
-  const Matmul& a;
-  int64_t row, rows;
-  typename V::reg bias;
+struct Answers : RealAnswers<V> {
+  const Rounder<V> rounder;
 
-  TWOFOUR_INLINE Answers(const Matmul& call, int64_t first, int64_t end) : a(call), row(first), rows(end - first) {
-    if (rows > V::width) rows = V::width;
-    bias = a.bias == nullptr ? V::zero() : V::load(a.bias + row, rows);
-  }
+  TWOFOUR_INLINE Answers(const Matmul& a, int64_t first, int64_t end)
+      : RealAnswers<V>(a, first, end), rounder(1.0f / a.quantization.y_scale, a.quantization.y_zero, low(a), low(a) + 255) {}
+  static int low(const Matmul& a) { return a.y_type == Type::u8 ? 0 : -128; }
 
-  TWOFOUR_INLINE typename V::reg combined(typename V::reg y, int64_t token) const {
-    if (a.epilogue.combine == Combine::none) return y;
-    const int64_t at = token * a.epilogue.other_stride + row;
-    const auto other = a.y_type == Type::bf16 ? V::load(static_cast<const uint16_t*>(a.epilogue.other) + at, rows)
-                                              : V::load(static_cast<const float*>(a.epilogue.other) + at, rows);
-    return apply_combine<V>(y, other, a.epilogue.combine);
-  }
-
-  template <Type type>
-  TWOFOUR_INLINE void store(typename V::reg y, int64_t token) const {
-    const int64_t at = token * a.y_stride + row;
-    if constexpr (type == Type::f32) return V::store(static_cast<float*>(a.y) + at, y, rows);
-    if constexpr (type == Type::bf16) return V::store(static_cast<uint16_t*>(a.y) + at, y, rows);
-    const int low = a.y_type == Type::u8 ? 0 : -128;
-    const Rounder<V> rounder(1.0f / a.quantization.y_scale, a.quantization.y_zero, low, low + 255);
-    V::store_bytes(static_cast<uint8_t*>(a.y) + at, rounder(y), rows);
-  }
-
-  // A product, scaled; the bias is added.
-  template <Activation activation, Type type>
-  TWOFOUR_INLINE void leave(typename V::reg scaled, int64_t token) const {
-    const auto y = activated<activation, V, type != Type::f32>(apart(scaled) + bias);
-    store<type>(combined(y, token), token);
+  // Products, scaled, of N tokens from `token` on; the bias is added.
+  template <class As, int N>
+  TWOFOUR_INLINE void leave(const typename V::reg (&scaled)[N], int64_t token) const {
+    const auto sums = Beside<V, N>::each([&](int i) TWOFOUR_INLINED { return apart(scaled[i]) + this->bias; });
+    this->template finish<As, N>(sums, token, [&](typename V::reg answer, int64_t t) TWOFOUR_INLINED {
+      if constexpr (As::type != Type::u8) this->template store<As::type>(answer, t);
+      else V::store_bytes(static_cast<uint8_t*>(this->y) + t * this->y_stride + this->row, rounder(answer), this->rows);
+    });
   }
 };
 
-// Sums on their way out: with the scales and sums of the rows.
-template <class V>
+// Calls use(Leaving).
+template <class Use>
+inline void with_answers(const Matmul& a, const Use& use) {
+  if (a.y_type == Type::f32 || a.y_type == Type::bf16) return with_real_answers(a, use);
+  with_activation(a.epilogue.activation, [&](auto kind) {
+    if (rounding_of_bytes(kind.value, a.quantization.y_scale) == Rounding::bytes)
+      return use(Leaving<kind.value, Type::u8, Rounding::bytes>{});
+    if constexpr (kind.value == Activation::gelu) use(Leaving<kind.value, Type::u8, Rounding::bfloat16>{});
+  });
+}
+
+// Sums on their way out: with the scales and sums of the rows. `Static`: one range for all tokens, so that what it makes of
+// the scales and sums does not change.
+template <class V, bool Static>
 struct Finish : Answers<V> {
   typename V::reg scale;
   typename V::ints sums;
 
-  TWOFOUR_INLINE Finish(const Matmul& call, const WholeRows& weight, int64_t first, int64_t end)
+  // `range` is that of any token.
+  TWOFOUR_INLINE Finish(const Matmul& call, const WholeRows& weight, const Range& range, int64_t first, int64_t end)
       : Answers<V>(call, first, end), scale(V::load_unaligned(weight.scales + first)),
-        sums((typename V::ints)V::load_unaligned(reinterpret_cast<const float*>(weight.sums) + first)) {}
+        sums((typename V::ints)V::load_unaligned(reinterpret_cast<const float*>(weight.sums) + first)) {
+    if (Static) {
+      scale = V::all(range.scale) * scale;
+      sums = V::minus_product(typename V::ints{}, sums, range.zero);
+    }
+  }
 
   // (sum - zero * sums) * (x scale * w scale), each operation rounded once.
-  TWOFOUR_INLINE typename V::reg product(typename V::ints sum, Range range) const {
+  TWOFOUR_INLINE typename V::reg product(typename V::ints sum, const Range& range) const {
+    if constexpr (Static) return V::to_real(V::add(sum, sums)) * scale;
     return V::to_real(V::minus_product(sum, sums, range.zero)) * (V::all(range.scale) * scale);
   }
 };
 
 // Sums of `vectors` times V::width rows from `row` on, those below `end`, [vector][stride tokens][V::width], to the answers
 // of `tokens` tokens from `first` on. `ranges` are those of the whole call.
-template <class V, Activation activation, Type type>
+template <class V, class As, bool Static>
 TWOFOUR_NOINLINE void finish_as(const Matmul& a, const WholeRows& weight, const int32_t* sums, int64_t vectors,
                                 int64_t stride, const Range* ranges, int64_t first, int64_t tokens, int64_t row,
                                 int64_t end) {
   for (int64_t v = 0; v < vectors && row + v * V::width < end; v++) {
-    const Finish<V> finish(a, weight, row + v * V::width, end);
-    for (int64_t t = 0; t < tokens; t++) {
-      const auto sum = V::load_ints(reinterpret_cast<const uint8_t*>(sums + (v * stride + t) * V::width));
-      finish.template leave<activation, type>(finish.product(sum, ranges[first + t]), first + t);
-    }
+    const Finish<V, Static> finish(a, weight, ranges[first], row + v * V::width, end);
+    by_tokens<As::activation>(tokens, [&](int64_t t, auto count) TWOFOUR_INLINED {
+      typename V::reg scaled[count.value];
+      TWOFOUR_UNROLL
+      for (int i = 0; i < count.value; i++) {
+        const auto* from = reinterpret_cast<const uint8_t*>(sums + (v * stride + t + i) * V::width);
+        scaled[i] = finish.product(V::load_ints(from), ranges[first + t + i]);
+      }
+      finish.template leave<As>(scaled, first + t);
+    });
   }
-}
-
-// Calls use(activation, type of the answer) with constants; bytes of either sign are one type.
-template <class Use>
-inline void with_answers(const Matmul& a, const Use& use) {
-  with_activation(a.epilogue.activation, [&](auto kind) {
-    if (a.y_type == Type::f32) return use(kind, std::integral_constant<Type, Type::f32>{});
-    if (a.y_type == Type::bf16) return use(kind, std::integral_constant<Type, Type::bf16>{});
-    use(kind, std::integral_constant<Type, Type::u8>{});
-  });
 }
 
 template <class V>
 inline void finish_sums(const Matmul& a, const WholeRows& weight, const int32_t* sums, int64_t vectors, int64_t stride,
                         const Range* ranges, int64_t first, int64_t tokens, int64_t row, int64_t end) {
-  with_answers(a, [&](auto kind, auto type) {
-    finish_as<V, kind.value, type.value>(a, weight, sums, vectors, stride, ranges, first, tokens, row, end);
+  with_answers(a, [&](auto as) {
+    const auto finish = a.quantization.dynamic ? finish_as<V, decltype(as), false> : finish_as<V, decltype(as), true>;
+    finish(a, weight, sums, vectors, stride, ranges, first, tokens, row, end);
   });
 }
 

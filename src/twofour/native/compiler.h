@@ -2,6 +2,7 @@
 #pragma once
 
 #define TWOFOUR_INLINE inline __attribute__((always_inline))
+#define TWOFOUR_INLINED __attribute__((always_inline))  // of a lambda
 #define TWOFOUR_NOINLINE __attribute__((noinline))
 #if defined(__clang__)
 #define TWOFOUR_UNROLL _Pragma("clang loop unroll(full)")

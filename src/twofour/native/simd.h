@@ -32,6 +32,8 @@ struct Lanes : SetLanes {
     return v;
   }
 
+  static TWOFOUR_INLINE reg magnitude(reg x) { return (reg)((I)x & INT32_MAX); }
+
   // bfloat16 is the upper half of a float. Stores round to nearest even; a NaN stays one.
   using SetLanes::store_partial;
   using SetLanes::store_unaligned;
@@ -100,6 +102,7 @@ concept FloatLanes = requires(float* to, const float* from, uint16_t* to_half, c
   { V::max(r, r) } -> std::same_as<typename V::reg>;
   { V::sqrt(r) } -> std::same_as<typename V::reg>;
   { V::round(r) } -> std::same_as<typename V::reg>;
+  { V::magnitude(r) } -> std::same_as<typename V::reg>;
   { V::to_ints(r) } -> std::same_as<typename V::ireg>;
   { V::scale(r, r) } -> std::same_as<typename V::reg>;  // a 2^n, n whole or NaN: 0 or infinite where it leaves float32
   { V::scale_from(one, r, r, r) } -> std::same_as<typename V::reg>;

@@ -178,7 +178,7 @@ TWOFOUR_NOINLINE void group_tile(const GroupTile& tile, int64_t first, int64_t p
   for (int64_t output = 0; output < kBytesPanel && panel * kBytesPanel + output < tile.a.out_features; output += together) {
     typename V::reg totals[T][D::columns] = {};
     for (int64_t g = 0; g < tile.shape.groups; g++) add_group<D, bits, R, T>(tile, g, output, totals);
-    with_answers(tile.a, [&](auto kind, auto type) {
+    with_answers(tile.a, [&](auto as) {
       for (int c = 0; c < D::columns; c++) {
         const int64_t at = output + c * V::width, row = panel * kBytesPanel + at;
         if (row >= tile.a.out_features) break;
@@ -186,8 +186,8 @@ TWOFOUR_NOINLINE void group_tile(const GroupTile& tile, int64_t first, int64_t p
         const auto scale = V::load_unaligned(reinterpret_cast<const float*>(tile.panel) + at);
         for (int t = 0; t < T; t++) {
           const auto token = V::all(tile.ranges[t].scale);
-          const auto scaled = totals[t][c] * (tile.a.group > 0 ? token : token * scale);
-          answers.template leave<kind.value, type.value>(scaled, first + t);
+          const typename V::reg scaled[] = {totals[t][c] * (tile.a.group > 0 ? token : token * scale)};
+          answers.template leave<decltype(as)>(scaled, first + t);
         }
       }
     });

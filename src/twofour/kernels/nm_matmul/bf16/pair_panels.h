@@ -221,7 +221,7 @@ TWOFOUR_NOINLINE void store_pairs_as(const Matmul& a, int64_t first, int used, i
       const float* from = sums + (m - m0) * stride + u * Lanes::width;
       const auto row = [&](int i) {
         const __m512 sum = Lanes::load_aligned(from + i * stride);
-        return activated<kind, Lanes, true>(a.bias == nullptr ? sum : _mm512_add_ps(sum, _mm512_set1_ps(a.bias[m + i])));
+        return activated<kind, Lanes, Rounding::bfloat16>(a.bias == nullptr ? sum : _mm512_add_ps(sum, _mm512_set1_ps(a.bias[m + i])));
       };
       __m512 t[16];
       TWOFOUR_UNROLL

@@ -125,7 +125,7 @@ TWOFOUR_NOINLINE void unpack_as(const Matmul& a, int64_t first, int used, int64_
       for (int i = 0; i < V::width; i++) t[i] = i < rows ? V::load_aligned(from + i * stride) : V::zero();
       V::transpose(t);
       for (int i = 0; i < V::width && token + i < a.tokens; i++) {
-        typename V::reg y = activated<kind, V, type == Type::bf16>(t[i] + bias);
+        typename V::reg y = activated<kind, V, type == Type::bf16 ? Rounding::bfloat16 : Rounding::float32>(t[i] + bias);
         if (combine != Combine::none) {
           const char* other = element(a.epilogue.other, type, (token + i) * a.epilogue.other_stride + m);
           y = apply_combine<V>(y, load_numbers<V>(other, type, rows), combine);

@@ -146,6 +146,23 @@ inline int64_t piece_first(int64_t p, int64_t pieces, int64_t count) {
   return p * (count / pieces) + least(p, count % pieces);
 }
 
+// Tokens [first, first + tokens) as whole numbers, [octet][token][8], and their ranges.
+template <class V>
+inline void copy_octets(const Matmul& a, int64_t first, int64_t tokens, uint8_t* to, Range* ranges) {
+  const bool bytes = a.x_type != Type::f32 && a.x_type != Type::bf16;
+  int64_t k = 0;
+  if constexpr (V::width == 16)
+    if (bytes && tokens == 8) {
+      const auto* from = static_cast<const uint8_t*>(a.x) + first * a.x_stride;
+      for (; k + 64 <= a.in_features; k += 64) V::turn_octets(from + k, a.x_stride, to + k * tokens);
+    }
+  Matmul rest = a;  // the inputs from k on
+  rest.in_features -= k;
+  if (bytes) rest.x = static_cast<const uint8_t*>(a.x) + k;
+  for (int64_t t = 0; t < tokens; t++)
+    ranges[t] = copy_token<V>(rest, first + t, to + k * tokens + t * 8, tokens * 8);
+}
+
 template <class V>
 int64_t row_octets_workspace(const Matmul& a) {
   return a.tokens > 0 ? OctetPlan<V>(a).bytes() : 0;
@@ -168,9 +185,7 @@ void row_octets(const Matmul& a) {
       if (pass > 0) team.barrier();  // the last pass is still being read
       for (int64_t p = team.me; p < pieces; p += team.size) {
         const int64_t first = piece_first(p, pieces, count), tokens = piece_first(p + 1, pieces, count) - first;
-        for (int64_t t = 0; t < tokens; t++)
-          ranges[pass + first + t] =
-              copy_token<V>(a, pass + first + t, x + first * plan.row_bytes + t * 8, tokens * 8);
+        copy_octets<V>(a, pass + first, tokens, x + first * plan.row_bytes, ranges + pass + first);
       }
       team.barrier();
       const auto product = [&](int64_t u, int64_t p) {
