@@ -15,6 +15,7 @@ from twofour.compiler import low_bits
 from twofour.compiler.choose import candidates
 from twofour.compiler.codes import Codes, hold_codes, hold_floats
 from twofour.compiler.computing import Computing
+from twofour.compiler.graph_low_bits import widths_and_kernels
 from twofour.compiler.low_bits import LinearOfCodes
 from twofour.compiler.terms import Terms
 from twofour.compiler.unpacked import Reads
@@ -119,6 +120,33 @@ def test_graphs_and_exports_hold_the_products_of_codes(data: bool) -> None:
     if exported is not None:
         assert "twofour.linear" in str(exported.graph)
         assert torch.equal(exported.module()(x), whole(model, x))
+
+
+def test_a_whole_model_is_timed_anew_for_other_widths(monkeypatch) -> None:
+    named, cases = Cache.key, []
+
+    def key(cache: Cache, case: str, copies: int = 1) -> str:
+        cases.append(case)
+        return named(cache, case, copies)
+
+    monkeypatch.setattr(Cache, "key", key)
+    monkeypatch.setattr("twofour.compiler.graph._engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, 0.0))
+    for weights in ("w1", "w2"):
+        twofour.compile(of_bits(weights, "a2"), torch.randn(3, 71), tokens=(3,), graph=True)
+    assert len({case for case in cases if case.startswith("engines/")}) == 2
+
+
+def test_what_the_time_of_a_graph_follows_from_tells_recipes_apart() -> None:
+    def facts(weights: Any = "w4", inputs: str | None = "a8", **how: Any) -> str:
+        model = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 4))
+        options: dict[str, Any] = {"ends": None, **how}
+        return repr(widths_and_kernels(twofour.quantize(model.eval(), weights, inputs, **options)))
+
+    data = [torch.randn(4, 64)]
+    found = [facts(), facts("w2"), facts({"0": "w2", "*": "w4"}), facts({"2": "w2", "*": "w4"}), facts("w4", "a4")]
+    found += [facts(inputs=None), facts(data=data), facts({"0": "w4"}, group=32), facts(symmetric=False)]
+    found += [facts(scales="tensor")]
+    assert len(set(found)) == len(found)
 
 
 def test_a_graph_makes_its_sums_in_whole_numbers_where_these_are_asked_for(monkeypatch) -> None:

@@ -32,6 +32,11 @@ class Product(Protocol):
 
     traced: bool
 
+    @property
+    def dispatch_text(self) -> str:
+        """Its kernels, by name."""
+        ...
+
     def takes(self, x: Tensor) -> bool:
         """Tell whether kernels read such an input."""
         ...

@@ -26,6 +26,7 @@ from twofour.compiler.agreement import agreement
 from twofour.compiler.cache_calls import Call, Prompt, RefusedError, Step, positions_at
 from twofour.compiler.caches import ROOM, Buffers, Pair, cache_of, initialize, is_empty, is_served
 from twofour.compiler.graph import ENGINES, TIE, kept_layers
+from twofour.compiler.graph_low_bits import widths_and_kernels
 from twofour.compiler.graph_rewrites import compiled_layers, rewrite_graph
 from twofour.compiler.plan import Plan
 from twofour.compiler.terms import Terms
@@ -234,6 +235,7 @@ def _raced(
     linear, convolutions = compiled_layers(runner.model)
     kernels: list[object] = [layer.dispatch_text for layer in (*linear.values(), *convolutions.values())]
     kernels += [layer.problem.quantization for layer in linear.values()]
+    kernels += widths_and_kernels(runner.model)
     digest = hashlib.sha256(repr((runner.program.python.text, kernels, sizes)).encode()).hexdigest()[:16]
     runner.program.prepare(tree_leaves(given))
     case = terms.cache.key(f"decoding/{digest}")

@@ -20,7 +20,7 @@ from twofour.capture import Graph, Guard, arguments, capture, without_torchs_log
 from twofour.compiler.agreement import agreement
 from twofour.compiler.conv import CompiledConv
 from twofour.compiler.graph_conv import kept_convs
-from twofour.compiler.graph_low_bits import axes_of, kept_low_bits
+from twofour.compiler.graph_low_bits import axes_of, kept_low_bits, widths_and_kernels
 from twofour.compiler.graph_report import GraphReport, by_operator
 from twofour.compiler.graph_rewrites import compiled_layers, rewrite_graph
 from twofour.compiler.layer import CompiledLinear
@@ -194,7 +194,9 @@ def _rewritten(
     guard = Guard(graph)
     plain = {name: original.get_submodule(name) for name in (*layers, *convs)}
     plain |= kept_low_bits(fast, floats=True)
-    case = terms.cache.key(_case(graph, leaves, (*layers.values(), *convs.values()), terms.rules, plan.graph))
+    low_bits = widths_and_kernels(fast)
+    compiled = (*layers.values(), *convs.values())
+    case = terms.cache.key(_case(graph, leaves, compiled, low_bits, terms.rules, plan.graph))
     outlines = {"before": outline(graph.module)}
     between = [node.meta.get("val") for node in graph.module.graph.nodes]
     carried = terms.cache.carries(case, ENGINES)  # then nothing is timed, the operators neither
@@ -210,7 +212,7 @@ def _rewritten(
     if not (error := _probe(runner, graph, leaves)) <= runner.agreement:
         raise _RefusedError(_unlike(runner, leaves, error), account)
     calls = program.prepare(leaves)
-    ragged = choose_ragged(graph.module, program, guard, leaves, runner.agreement, terms)
+    ragged = choose_ragged(graph.module, program, guard, leaves, runner.agreement, terms, low_bits)
     runner.ragged = ragged.program
     times = {n: 1e3 * s for n, s in terms.cache.times(case, ENGINES, lambda: _engines(runner, leaves)).items()}
     engine, reason = _faster(times, _sizes(guard, graph), terms.cache.origin([case]), asked=terms.native)
@@ -347,6 +349,7 @@ def _case(
     graph: Graph,
     leaves: Sequence[Any],
     layers: Sequence[CompiledLinear | CompiledConv],
+    low_bits: Sequence[str],
     rules: str,
     stored: Mapping[str, Any] | None,
 ) -> str:
@@ -355,7 +358,8 @@ def _case(
     calls = json.dumps([stored["nodes"], stored["answer"]]) if stored else graph.module.code
     sizes = [(tuple(leaf.shape), str(leaf.dtype)) for leaf in leaves if isinstance(leaf, Tensor)]
     ranged = sum(isinstance(one, CompiledLinear) and not one.problem.quantization.dynamic for one in layers)
-    facts = repr((calls, kernels, sizes, rules, *([ranged] if ranged else [])))  # a graph of static ranges is another
+    others = [*([ranged] if ranged else []), *([low_bits] if low_bits else [])]
+    facts = repr((calls, kernels, sizes, rules, *others))  # a graph of static ranges is another
     return f"engines/{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
 
 

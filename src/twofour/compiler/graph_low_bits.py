@@ -105,6 +105,15 @@ def kept_low_bits(fast: nn.Module, *, floats: bool = False) -> dict[str, nn.Modu
     }
 
 
+def widths_and_kernels(fast: nn.Module) -> list[str]:
+    """Return, of each layer of low bits, all that its time in a graph follows from beside its sizes."""
+    found = []
+    for low in quantization.of(fast).values():
+        traits = low.widths.name, low.static, low.group, low.shifted, low.per_tensor
+        found.append(repr((*traits, low.runs.product.dispatch_text if isinstance(low.runs, Codes) else "floats")))
+    return found
+
+
 def axes_of(module: nn.Module) -> tuple[int, ...]:
     """Return what `capture` wants to know of a layer: outputs, then of a convolution four numbers an axis."""
     if not isinstance(module, nn.Conv2d):

@@ -66,6 +66,11 @@ class ConvOfCodes:
         bias = module.bias.detach().float() if isinstance(module.bias, Tensor) else None
         return cls(name, row, prepared, problem, bias, images)
 
+    @property
+    def dispatch_text(self) -> str:
+        """Its kernel by name."""
+        return self.row.name
+
     def takes(self, x: Tensor) -> bool:
         """Tell whether kernels read such an input: floats serve images whose codes take 2 GB."""
         known = x.dtype is torch.float32 and x.ndim in (3, 4)

@@ -98,7 +98,13 @@ class RaggedChoice:
 
 
 def choose_ragged(
-    module: fx.GraphModule, padded: Executor, guard: Guard, example: Sequence[Any], allowed: float, terms: Terms
+    module: fx.GraphModule,
+    padded: Executor,
+    guard: Guard,
+    example: Sequence[Any],
+    allowed: float,
+    terms: Terms,
+    low_bits: Sequence[str] = (),
 ) -> RaggedChoice:
     """Let batches with padding run packed, where that gives the padded graph's answers and takes less time.
 
@@ -109,11 +115,12 @@ def choose_ragged(
         example: Leaves of a call.
         allowed: The relative difference that is allowed.
         terms: What held for every layer.
+        low_bits: Widths and kernels of layers of low bits.
     """
     if terms.native:  # what `to_runtime` writes answers the same bits, at padding too
         return RaggedChoice()
     try:
-        return _chosen(module, padded, guard, example, allowed, terms)
+        return _chosen(module, padded, guard, example, allowed, terms, low_bits)
     except NotRaggedError as error:
         return RaggedChoice(None, f"batches with padding run padded: {error}" if str(error) else "")
     except MemoryError:
@@ -125,14 +132,20 @@ def choose_ragged(
 
 
 def _chosen(
-    module: fx.GraphModule, padded: Executor, guard: Guard, example: Sequence[Any], allowed: float, terms: Terms
+    module: fx.GraphModule,
+    padded: Executor,
+    guard: Guard,
+    example: Sequence[Any],
+    allowed: float,
+    terms: Terms,
+    low_bits: Sequence[str],
 ) -> RaggedChoice:
     found = pack(module)
     leaves = _with_padding(found.mask, guard, example)
     _require_mask(module, found.mask, leaves)
     program = RaggedProgram(found)
     _require_agreement(program, padded, found, leaves, allowed)
-    times = _times(program, padded, leaves, terms)
+    times = _times(program, padded, leaves, terms, low_bits)
     mask = leaves[found.mask]
     parts = f"{real_tokens(mask)} of {mask.numel()} tokens real: "
     parts += ", ".join(f"{name} {1e3 * seconds:.3f} ms" for name, seconds in times.items())
@@ -227,13 +240,15 @@ def _require_agreement(
             raise NotRaggedError(f"packed it differs by {error:.1e} at real tokens: its answer depends on padding")
 
 
-def _times(program: RaggedProgram, padded: Executor, leaves: Sequence[Any], terms: Terms) -> dict[str, float]:
+def _times(
+    program: RaggedProgram, padded: Executor, leaves: Sequence[Any], terms: Terms, low_bits: Sequence[str]
+) -> dict[str, float]:
     """Race both forms of a batch of sequences of many lengths."""
     packed = program.packed(leaves, real_tokens(leaves[program.mask]))
     program.program.prepare(packed)
     padded.prepare(leaves)
     sizes = [(tuple(leaf.shape), str(leaf.dtype)) for leaf in leaves if isinstance(leaf, Tensor)]
-    facts = repr((program.program.python.text, _kernels(program.program.python), sizes))
+    facts = repr((program.program.python.text, _kernels(program.program.python), sizes, *low_bits))
     case = terms.cache.key(f"ragged/{hashlib.sha256(facts.encode()).hexdigest()[:16]}")
     return terms.cache.times(case, FORMS, lambda: _raced(program, padded, leaves, packed))
 
