@@ -172,7 +172,7 @@ def test_constants_that_go_are_taken_up_by_the_next_bias() -> None:
 
 def test_batch_norms_that_keep_their_statistics_are_said() -> None:
     model, _ = made("mobilenet")
-    x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     said = {}
     for name, data in (("none", None), ("fit", [x])):
         report = shrinking.report_of(twofour.shrink(model, IMAGE, 0.9, data=data, progress=False))

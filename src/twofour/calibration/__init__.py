@@ -1,9 +1,9 @@
 """What calibration data say about each weight's inputs: a streaming pass, block by block where there are blocks."""
 
-from twofour.calibration.batches import Batch, take, to_device
+from twofour.calibration.batches import Batch, holding_nan, part, take, to_device
 from twofour.calibration.enough import enough
 from twofour.calibration.gradients import gradients
-from twofour.calibration.held import Held, hold_back
+from twofour.calibration.held import Held, hold_back, judged
 from twofour.calibration.inputs import from_matrix, matrix
 from twofour.calibration.passes import calibrate
 from twofour.calibration.statistics import Need, Statistics
@@ -20,7 +20,10 @@ __all__ = [
     "from_matrix",
     "gradients",
     "hold_back",
+    "holding_nan",
+    "judged",
     "matrix",
+    "part",
     "take",
     "to_device",
 ]

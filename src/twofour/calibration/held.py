@@ -60,16 +60,29 @@ def hold_back(model: nn.Module, batches: Sequence[Batch]) -> tuple[list[Batch], 
         DataError: The model does not run on the data.
     """
     used, judging = _parted(batches)
+    held = judged(model, judging)
+    return used + judging[len(held.batches) :], held
+
+
+def judged(model: nn.Module, batches: Sequence[Batch]) -> Held:
+    """Run the dense model on batches that judge, the first ones where they are many.
+
+    Args:
+        model: The dense model; it runs in evaluation mode.
+        batches: At least one.
+
+    Raises:
+        DataError: The model does not run on the data.
+    """
     answers: list[list[Any]] = []
     size = samples = 0
-    for batch in judging:
+    for batch in batches:
         if answers and (size > MOST_BYTES or samples >= MOST_SAMPLES):
             break
         answers.append(_answer(model, batch))
         size += sum(leaf.nbytes for leaf in answers[-1] if isinstance(leaf, Tensor))
         samples += batch.samples
-    used += judging[len(answers) :]
-    return used, Held(tuple(judging[: len(answers)]), tuple(answers))
+    return Held(tuple(batches[: len(answers)]), tuple(answers))
 
 
 def _parted(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:

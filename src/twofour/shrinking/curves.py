@@ -23,6 +23,10 @@ from twofour.structure.shrink import Cuttable
 DAMPING = 0.01
 """Share of the mean of the covariance's diagonal that is added to it (Frantar and Alistarh 2023, SparseGPT)."""
 
+NOISE = 1e-6
+"""Share of the mean square of inputs below which their variance is that of rounding in float32: sums of products that
+are all alike differ by as much."""
+
 
 @dataclass(frozen=True, eq=False)
 class Curve:
@@ -33,12 +37,16 @@ class Curve:
         widths: Widths that it may have, descending; the first is its own.
         losses: Share of the consumers' output energy that is lost at each width, ascending from 0.
         source: "second-order" or "magnitude".
+        rows: Fewest that the data showed of a reader's inputs, 0 where they showed none.
+        inputs: That this reader has.
     """
 
     order: Tensor
     widths: tuple[int, ...]
     losses: tuple[float, ...]
     source: str
+    rows: int = 0
+    inputs: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the curve as JSON holds it."""
@@ -48,7 +56,8 @@ class Curve:
     def from_dict(cls, found: Mapping[str, Any]) -> Curve:
         """Return the curve that `to_dict` gave."""
         order = torch.tensor(found["order"], dtype=torch.long, device="cpu")
-        return cls(order, tuple(found["widths"]), tuple(found["losses"]), found["source"])
+        widths, losses, seen = tuple(found["widths"]), tuple(found["losses"]), (found["rows"], found["inputs"])
+        return cls(order, widths, losses, found["source"], *seen)
 
     def kept(self, width: int) -> list[int]:
         """Return the channels that stay at a width, ascending."""
@@ -109,17 +118,28 @@ def bias_of(weight: PrunableWeight) -> nn.Parameter | None:
     return weight.module._parameters.get(weight.attribute.replace("weight", "bias"))
 
 
+def shown(statistics: Statistics) -> bool:
+    """Whether the inputs of a weight differ from row to row, by more than rounding does."""
+    if not statistics.rows or statistics.squares is None or statistics.sums is None:
+        return False
+    squares = statistics.squares[0].cpu() / statistics.rows
+    mean = statistics.sums[0].cpu() / statistics.rows
+    return float((squares - mean.square()).sum()) > NOISE * float(squares.sum())
+
+
 def covariance(weight: PrunableWeight, statistics: Statistics) -> tuple[Tensor, Tensor]:
     """Return the mean product of the inputs of a weight, (in, in) float64 on the CPU, and their mean (in,).
 
-    Where the layer has a bias, which takes up the mean, products are of what is around it, and damped in any case.
+    Where the layer has a bias, which takes up the mean, products are of what is around it, and damped in any case, by
+    no less than rounding makes of products that are all alike.
     """
     assert statistics.hessian is not None and statistics.sums is not None
     moments = statistics.hessian[0].to("cpu", torch.float64) / statistics.rows
     mean = statistics.sums[0].cpu() / statistics.rows
+    least = (NOISE * moments.diagonal().mean()).clamp_min(1e-14)
     if bias_of(weight) is not None:
         moments = moments - torch.outer(mean, mean)
-    damping = DAMPING * moments.diagonal().mean().clamp_min(1e-12)
+    damping = DAMPING * moments.diagonal().mean().clamp_min(0) + least
     return moments + damping * torch.eye(len(mean), dtype=torch.float64, device="cpu"), mean
 
 
@@ -132,19 +152,21 @@ class Reader:
         inverse: Of the covariance of what is left, (in, in).
         columns: (size, columns) where each channel stands.
         energy: Of its outputs.
+        rows: How many of its inputs were seen.
     """
 
     weight: Tensor
     inverse: Tensor
     columns: Tensor
     energy: float
+    rows: int = 0
 
     @classmethod
-    def of(cls, weight: PrunableWeight, columns: Tensor, moments: Tensor) -> Reader:
+    def of(cls, weight: PrunableWeight, columns: Tensor, moments: Tensor, rows: int = 0) -> Reader:
         """Return the reader of a weight whose inputs have these moments."""
         values = calibration.matrix(weight, weight.parameter.detach())[0].to("cpu", torch.float64)
         energy = max(float(((values @ moments) * values).sum()), 1e-300)
-        return cls(values, torch.linalg.inv(moments), columns, energy)
+        return cls(values, torch.linalg.inv(moments), columns, energy, rows)
 
     def losses(self, alive: Tensor) -> Tensor:
         """Return what each of some channels would lose, as a share of the energy."""
@@ -178,4 +200,6 @@ def second_order(group: Cuttable, readers: Sequence[Reader], widths: tuple[int, 
         losses.append(losses[-1] + sum(reader.remove(gone) for reader in readers))
         order.append(gone)
         alive = alive[torch.isin(alive, gone, invert=True)]
-    return Curve(torch.cat([*order, alive]), widths, tuple(losses), "second-order")
+    fewest = min(readers, key=lambda reader: reader.rows / reader.weight.shape[1])
+    said = {"rows": fewest.rows, "inputs": fewest.weight.shape[1]}
+    return Curve(torch.cat([*order, alive]), widths, tuple(losses), "second-order", **said)

@@ -22,7 +22,7 @@ from twofour.files import replacing
 from twofour.journal import Journal
 from twofour.layers import PrunableWeight
 from twofour.progress import Progress
-from twofour.shrinking.curves import bias_of, covariance, positions
+from twofour.shrinking.curves import bias_of, covariance, positions, shown
 from twofour.structure import shrink as structure
 from twofour.structure.shrink import AxisCut, Cut
 
@@ -70,9 +70,12 @@ def reconstruct(
     tied = {weight.name: f"it is `{weight.aliases[0]}` too" for weight in weights if weight.aliases}
     tied = {name: reason for name, reason in tied.items() if name in found}
     solved: set[str] = set()
+    constant: dict[str, str] = {}
 
     def visit(weight: PrunableWeight, statistics: Statistics) -> None:
-        if statistics.rows:
+        if not shown(statistics):
+            constant[weight.name] = "the data show no differences of its inputs"
+        else:
             _solve(weight, statistics, found[weight.name])
             _keep(weight, journal)
             solved.add(weight.name)
@@ -82,7 +85,12 @@ def reconstruct(
     left = [weight for weight in chosen if weight.name not in solved]
     with _normalised(model, plan):
         skipped = calibration.calibrate(model, left, batches, "hessian", visit, display=display) if left else {}
-    return tuple(weight.name for weight in chosen if weight.name in solved), {**skipped, **tied}
+    return tuple(weight.name for weight in chosen if weight.name in solved), {**skipped, **constant, **tied}
+
+
+def tensors_of(weights: Sequence[PrunableWeight], plan: Cut) -> dict[str, Tensor]:
+    """Return the weights that a plan cuts columns of, and their biases, by the names that they have in the model."""
+    return {n: t for weight in weights if gone_columns(weight, plan) is not None for n, t in _tensors(weight).items()}
 
 
 @contextmanager
@@ -189,7 +197,11 @@ def norms_said(model: nn.Module, batches: Sequence[Batch], count: int) -> tuple[
         count: Of how many batch norms the statistics were taken anew.
     """
     left = len(batch_norms(model)) - count
-    because = "the data do not reach them, or give one value a channel" if batches else "there are no calibration data"
+    because = (
+        "the data do not reach them, or are one sample, or one value a channel"
+        if batches
+        else "there are no calibration data"
+    )
     said = f"{left} batch norms keep the means and variances of the large model: {because}; train the small model"
     return (said,) if left else ()
 

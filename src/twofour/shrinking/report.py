@@ -32,7 +32,7 @@ class Width:
     source: str
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.before} -> {self.after}, {self.loss:.1%} lost ({self.source})"
+        return f"{self.name}: {self.before} -> {self.after}, {share(self.loss)} lost ({self.source})"
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,11 @@ class Report:
         lines += [f"  {name} was not solved anew: {reason}" for name, reason in self.skipped]
         lines += [f"  {note}" for note in self.notes]
         return "\n".join(lines)
+
+
+def share(loss: float) -> str:
+    """Return a lost share for people: what is more than all of it several times over says no more."""
+    return f"{loss:.1%}" if loss <= 10 else "more than 1,000%"
 
 
 def report_of(model: nn.Module) -> Report | None:

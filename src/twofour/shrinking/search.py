@@ -20,9 +20,10 @@ from twofour.progress import Progress
 from twofour.shrinking.budget import Budget, Prices, UnmetError, uses
 from twofour.shrinking.by_time import Step, chosen_by_time, multiple_of, timed
 from twofour.shrinking.choose import choose, choose_layers
-from twofour.shrinking.curves import Curve, Reader, columns_of, covariance, magnitude, second_order
+from twofour.shrinking.curves import Curve, Reader, columns_of, covariance, magnitude, second_order, shown
 from twofour.shrinking.cuttable import Streams, cuttable, of_several_widths
 from twofour.shrinking.depth import Energies, droppable, energies, together
+from twofour.shrinking.shown import count, nothing
 from twofour.structure import shrink as structure
 from twofour.structure.shrink import Channels, Cut, Cuttable, Uncut
 from twofour.structure.shrink.widths import widths_of
@@ -278,7 +279,10 @@ class _Part:
 
         unknown = [group for group in self.groups if names[group.name] not in self.of.journal.done]
         if self.of.batches and unknown:
-            self._read(unknown, note)
+            silent = self._read(unknown, note)
+            if silent and not found and len(unknown) == len(self.groups):
+                rows, name = max((rows, name) for name, rows in silent.items())
+                raise nothing(f"{count(self.of.batches)} samples; all {rows} rows that `{name}` reads are the same")
         for group in self.groups:
             if group.name not in found:
                 note(group, ())
@@ -291,12 +295,16 @@ class _Part:
         named = {name: weight for weight in self.weights for name in weight.names}
         return magnitude(group, dict(self.twin.named_parameters()), named, widths).to_dict()
 
-    def _read(self, groups: Sequence[Cuttable], note: Callable[[Cuttable, Sequence[Reader]], None]) -> None:
+    def _read(self, groups: Sequence[Cuttable], note: Callable[[Cuttable, Sequence[Reader]], None]) -> dict[str, int]:
         """Note what reads each group, with what the data say of its inputs, as soon as all of it was seen.
 
         Readers hold a weight and an inverse in float64: those of all groups together would not fit in memory. A group
         is left out that is read by what the data do not show.
+
+        Returns:
+            The rows of each weight whose inputs are all the same.
         """
+        silent: dict[str, int] = {}
         columns: dict[str, dict[str, tuple[PrunableWeight, Tensor]]] = {}
         for group in groups:
             read = {
@@ -310,13 +318,14 @@ class _Part:
         held: dict[str, dict[str, Reader]] = {name: {} for name in columns}
 
         def visit(weight: PrunableWeight, statistics: Statistics) -> None:
-            if not statistics.rows:
+            if not shown(statistics):
+                silent[weight.name] = statistics.rows
                 return
             moments, _ = covariance(weight, statistics)
             for group in groups:
                 read = columns.get(group.name, {})
                 for name in (name for name in weight.names if name in read):
-                    held[group.name][name] = Reader.of(weight, read[name][1], moments)
+                    held[group.name][name] = Reader.of(weight, read[name][1], moments, statistics.rows)
                     if len(held[group.name]) == len(read):
                         readers = held.pop(group.name)
                         note(group, [readers[consumer] for consumer in group.group.consumers])
@@ -324,6 +333,7 @@ class _Part:
         wanted = {weight.name for read in columns.values() for weight, _ in read.values()}
         chosen = [weight for weight in self.weights if weight.name in wanted]
         calibration.calibrate(self.twin, chosen, self.of.batches, "hessian", visit, display=self.of.display)
+        return silent
 
     def chosen(self, curves: Mapping[str, Curve]) -> tuple[dict[str, int], tuple[float, float] | None, str]:
         """Return the width of each group; milliseconds before and after, and how they were taken, where they count."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -20,10 +20,11 @@ from twofour.journal import Journal, digest, opened
 from twofour.layers import require_unwrapped
 from twofour.progress import Progress
 from twofour.shrinking.budget import Budget
+from twofour.shrinking.build import Built, build
 from twofour.shrinking.curves import Curve
-from twofour.shrinking.reconstruct import norms_said, reconstruct, refit_norms
 from twofour.shrinking.report import Report, Width, attach
-from twofour.shrinking.search import Choice, Options, Search, macs, parameters, size
+from twofour.shrinking.search import Options, Search, macs, parameters, size
+from twofour.shrinking.shown import require_shown
 from twofour.structure import shrink as structure
 from twofour.structure.shrink import Cuttable
 
@@ -93,7 +94,8 @@ def shrink(
             cut, the model does not run on the example, cannot be captured, or is masked, the small model would compute
             something else on the example than the large one with zeros in place of what is cut, or the folder of the
             checkpoint holds another run or something else.
-        DataError: The data cannot be used.
+        DataError: The data cannot be used, hold NaN or show nothing: all samples, or all inputs of all that read what
+            can be cut, are the same.
     """
     require_unwrapped(model, ShrinkError)
     limit = Budget.of(budget)
@@ -101,17 +103,16 @@ def shrink(
     one_of("`streams` is impossible", streams, (True, False, "auto"), ShrinkError)
     count = SAMPLES if samples is None else samples
     batches = [] if data is None else calibration.take(model, data, count, tell=_log.warning)
+    if batches:
+        require_shown(batches)
     options = Options(limit, streams, uniform, multiple, least, "auto" if layers == "auto" else tuple(layers))
     with ExitStack() as stack:
         display = stack.enter_context(Progress(shown=progress and bool(batches)))
         journal = stack.enter_context(_journal(checkpoint, model, example, batches, options))
         found = Search(model, example, batches, options, journal, display).run()
-        work = (found.twin, found.plan, found.weights, batches, display, journal)
-        solved, skipped = reconstruct(*work) if batches else ((), {})
-    small = structure.cut(found.twin, found.plan, inplace=True)
-    notes = found.notes + norms_said(small, batches, refit_norms(small, batches) if batches else 0)
-    further: dict[str, Any] = {"cut": found.plan, "reconstructed": solved, "skipped": tuple(skipped.items())}
-    report = _report(model, small, example, found, {**further, "notes": notes})
+        built = build(found, model, batches, display, journal)
+    small = built.model
+    report = _report(model, example, built)
     _log.info("shrunk: %s", report)
     attach(small, report)
     return small
@@ -137,13 +138,15 @@ def _journal(
         yield journal
 
 
-def _report(large: nn.Module, small: nn.Module, example: Any, found: Choice, further: Mapping[str, Any]) -> Report:
+def _report(large: nn.Module, example: Any, built: Built) -> Report:
     """Return the report of a small model, with its sizes beside the large one's, and let its configuration say them."""
+    small, found = built.model, built.choice
     counts = parameters, lambda model: macs(model, example), size
     before, multiplied, stored = ((count(large), count(small)) for count in counts)
     widths = tuple(_width(group, found.curves[group.name], found.widths[group.name]) for group in found.groups)
     known: dict[str, Any] = {"milliseconds": found.milliseconds, "timing": found.timing, "layers": found.layers}
-    known |= {"unused": found.unused, "config": structure.configure(small, example), **further}
+    known |= {"unused": found.unused, "config": structure.configure(small, example), "notes": built.notes}
+    known |= {"cut": found.plan, "reconstructed": built.reconstructed, "skipped": tuple(built.skipped.items())}
     return Report(widths, found.uncut, before, multiplied, stored, **known)
 
 
