@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import twofour
 from twofour import masks
-from twofour.allocation import Budget, Candidate, LayerSensitivity, Sensitivities, allocate, sensitivity
+from twofour.allocation import Budget, Candidate, LayerSensitivity, Sensitivities, allocate, confirm, sensitivity
 from twofour.allocation import sensitivity as verb
 from twofour.allocation.sensitivity import _grouped
 from twofour.errors import DataError, FormatError, LayerError, PatternError, RecipeError
@@ -290,3 +290,66 @@ def test_a_weight_that_is_not_finite_names_its_layer(model, data):
     with torch.no_grad():
         model.blocks[0][0].weight[0, 0] = float("nan")
     assert "blocks.0.0.weight" in refused(PatternError, model, data) and parse("2:4")
+
+
+def exact(*layers: int) -> nn.Module:
+    """Two layers of which those named lose nothing at 2:4."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
+    with torch.no_grad():
+        for layer in layers:
+            net[layer].weight.mul_(torch.tensor([1.0, 0, 1, 0]).repeat(4))
+    return net
+
+
+def records(**errors: tuple[float, float, float]) -> Sensitivities:
+    """Layers `l0` and `l2` with what dense, 2:4 and 1:4 are said to lose."""
+    layers = [
+        LayerSensitivity(
+            *(name[1:], (name[1:],), 256),
+            tuple(
+                Candidate(pattern, kept, error)
+                for pattern, kept, error in zip(("dense", "2:4", "1:4"), (256, 128, 64), found, strict=True)
+            ),
+        )
+        for name, found in errors.items()
+    ]
+    return Sensitivities(tuple(layers), ("dense", "2:4", "1:4"), "magnitude", "asp")
+
+
+DATA = [torch.randn(20, 16, generator=torch.Generator().manual_seed(2))]
+
+
+def test_an_allocation_that_loses_more_than_one_pattern_everywhere_gives_way(caplog: pytest.LogCaptureFixture) -> None:
+    """The records say that 1:4 costs nothing; measured together 2:4 everywhere does, at a lower density."""
+    wrong, net = records(l0=(0, 0.5, 0.0), l2=(0, 0.5, 0.5)), exact(0, 2)
+    before = copy.deepcopy(net.state_dict())
+    chosen = allocate(wrong, Budget(density=0.625))
+    assert dict(chosen.chosen) == {"0": "1:4", "2": "dense"}
+    better = confirm(chosen, wrong, net, DATA, progress=False)
+    assert set(dict(better.chosen).values()) == {"2:4"} and better.budget == chosen.budget
+    figures = dict(better.judged)
+    # 1:4 everywhere costs no more either, and loses most.
+    assert figures["2:4"] == 0 < figures["allocated"] < figures["1:4"]
+    assert "2:4 everywhere loses less than the allocation" in caplog.text and "judged on data held back" in str(better)
+    assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items()) and not masks.of(net)
+    assert not masks.of(net) and better.to_dict()["judged"] == figures
+
+
+def test_an_allocation_that_loses_less_stays_by_every_judge() -> None:
+    right, net = records(l0=(0, 0.5, 0.7), l2=(0, 0.0, 0.5)), exact(2)
+    chosen = allocate(right, Budget(density=0.75))
+    target = [(DATA[0], net(DATA[0]).detach())]
+    asked: list[bool] = []
+
+    def evaluate(model: nn.Module) -> float:
+        asked.append(model.training)
+        return -float((model(DATA[0]) - target[0][1]).square().mean())
+
+    for data, judge in ((DATA, {}), (target, {"loss": F.mse_loss}), (DATA, {"evaluate": evaluate})):
+        kept = confirm(chosen, right, net, data, progress=False, **judge)
+        assert kept.chosen == chosen.chosen and kept.judged[0] == ("allocated", 0.0)
+        assert all(figure > 0 for _, figure in kept.judged[1:]) and len(kept.judged) == 3
+    assert asked and not any(asked)
+    with pytest.raises(RecipeError, match="was not chosen from these"):
+        confirm(chosen, records(l0=(0, 0.5, 0.7)), net, DATA)

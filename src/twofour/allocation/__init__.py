@@ -1,6 +1,7 @@
 """Which layer bears which pattern: what each loses alone, and the recipe that loses least within a budget."""
 
 from twofour.allocation.allocate import Allocation, Budget, allocate, trade_off, uniform
+from twofour.allocation.confirm import confirm
 from twofour.allocation.plot import plot
 from twofour.allocation.records import Candidate, LayerSensitivity, Loss, Sensitivities
 from twofour.allocation.sensitivity import PATTERNS, sensitivity
@@ -17,6 +18,7 @@ __all__ = [
     "Loss",
     "Sensitivities",
     "allocate",
+    "confirm",
     "plot",
     "sensitivity",
     "timed",

@@ -86,6 +86,7 @@ class Allocation:
         budget: The limit asked for; None for a `uniform` choice.
         exact: Whether no choice within the budget is better; else a better one may exist by less than the resolution
             that `knapsack` states.
+        judged: What `confirm` found: names and how bad models so pruned are, smaller is better; empty before it.
     """
 
     recipe: Recipe
@@ -96,11 +97,13 @@ class Allocation:
     latency: float | None
     budget: Budget | None = None
     exact: bool = True
+    judged: tuple[tuple[str, float], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready fields."""
         budget = self.budget and dict(self.budget.__dict__)
         listed = {"recipe": self.recipe.to_toml(), "chosen": dict(self.chosen), "budget": budget}
+        listed["judged"] = dict(self.judged)
         return {**self.__dict__, **listed}
 
     def __str__(self) -> str:
@@ -109,7 +112,8 @@ class Allocation:
         time = "" if self.latency is None else f", {self.latency:.3f} ms"
         asked = f" ({self.budget})" if self.budget else ""
         total = f"predicted {self.kind} loss {self.loss:.4g}, density {self.density:.3f}{time}{asked}"
-        return "\n".join([*lines, total])
+        told = [f"judged on data held back: {', '.join(f'{name} {figure:.4g}' for name, figure in self.judged)}"]
+        return "\n".join([*lines, total, *(told if self.judged else [])])
 
 
 def allocate(

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from twofour import calibration, criteria, masks, patterns
 from twofour.allocation.records import Candidate, LayerSensitivity, Sensitivities
+from twofour.allocation.task import Score, task
 from twofour.calibration import Batch, Statistics
-from twofour.calibration.gradients import computed, require_function
-from twofour.calibration.passes import calibrating, explained
+from twofour.calibration.gradients import require_function
+from twofour.calibration.passes import calibrating
 from twofour.criteria import Criterion, Layerwise
 from twofour.errors import DataError, LayerError, RecipeError, cut
 from twofour.layers import (
@@ -35,9 +36,6 @@ _log = logging.getLogger("twofour.allocation")
 
 PATTERNS = (DENSE, "2:4", "4:8", "1:4")
 """The candidates where none are named."""
-
-Score = Callable[[], float]
-"""Tells how bad the model is at its task; more is worse."""
 
 
 def sensitivity(
@@ -123,7 +121,7 @@ def _run(
     slopes = calibration.gradients(model, weights, batches, follows, display) if follows else {}
     refused = {weight.name: criteria.NO_GRADIENT for weight in weights if follows and weight.name not in slopes}
     weights = [weight for weight in weights if weight.name not in refused]
-    score = _score(model, batches, loss, evaluate, fitting[0][0].parameter.device)
+    score = task(model, batches, loss, evaluate)
     display.say("the dense model")
     baseline = None if score is None else score()
     run = _Run(criterion, {weight.name: fit for weight, fit in fitting}, score, baseline, slopes, display)
@@ -250,49 +248,6 @@ def _fitting(
         else:
             skipped[weight.name] = f"reduction axis {weight.reduction}: none of {', '.join(candidates)} fits"
     return fitting, skipped
-
-
-def _score(
-    model: nn.Module,
-    batches: Sequence[Batch],
-    loss: Callable[[Any, Any], Tensor] | None,
-    evaluate: Callable[[nn.Module], float] | None,
-    device: torch.device,
-) -> Score | None:
-    """Return what tells how bad the model is: minus what `evaluate` answers, or the mean loss over the batches."""
-
-    def mean() -> float:
-        assert loss is not None
-        total, count = 0.0, 0
-        for batch in batches:
-            with explained():
-                output = calibration.call(model, calibration.to_device(batch.inputs, device))
-            size = len(batch.target) if isinstance(batch.target, Tensor) and batch.target.ndim else 1
-            total, count = total + size * _finite(computed(loss, output, batch, device), "loss"), count + size
-        return total / count
-
-    if evaluate is not None:
-        return lambda: -_finite(evaluate(model), "evaluate")
-    return None if loss is None else mean
-
-
-def _finite(answer: Any, what: str) -> float:
-    try:
-        number = float(answer)
-    except (TypeError, ValueError, RuntimeError):
-        number = math.nan
-    if math.isfinite(number):
-        return number
-    raise DataError(
-        f"what `{what}` answers cannot be compared",
-        got=f"a tensor of shape {tuple(answer.shape)}"
-        if isinstance(answer, Tensor) and answer.numel() != 1
-        else repr(answer),
-        wanted="one finite number",
-        remedy="return a single figure, for instance the accuracy"
-        if what == "evaluate"
-        else "return a mean over the batch, and look for infinite values in the data",
-    )
 
 
 def _whole_layers(weights: Sequence[PrunableWeight], refused: dict[str, str]) -> dict[str, str]:
