@@ -14,6 +14,7 @@ from twofour.export.fit import misfit, with_ties
 from twofour.structure.shrink import Cut, cuts_of
 from twofour.structure.shrink.cut import MOST_KEPT
 from twofour.structure.shrink.layers import renamed
+from twofour.structure.shrink.sizes import number
 from twofour.structure.shrink.surgery import apply, put_back, require_fit
 
 CUTS = "cuts"
@@ -101,7 +102,7 @@ def _shows_uncut(model: nn.Module, plans: Sequence[Cut]) -> bool:
         moved = {(renamed(module, plan.layers), name): after for (module, name), after in numbers.items()}
         numbers = {(module, name): after for (module, name), after in moved.items() if module is not None}
     return any(
-        module in modules and modules[module].__dict__.get(name) != after for (module, name), after in numbers.items()
+        module in modules and number(modules[module], name) != after for (module, name), after in numbers.items()
     )
 
 

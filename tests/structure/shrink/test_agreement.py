@@ -1,5 +1,6 @@
 """The small model is the masked one also where widths differ, numbers are equal by chance, and norms run along."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from twofour import shrinking
 from twofour.errors import ShrinkError
 from twofour.structure import shrink
 from twofour.structure.shrink import AxisCut, Cut
+from twofour.structure.shrink.cut import AttributeCut
 from twofour.training import gates
 
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
@@ -277,6 +279,25 @@ def test_a_normalisation_without_tensors_counts_its_channels() -> None:
     assert small(x).shape == model(x).shape  # torch warns of another number of channels
     again = shrink.cut(model, shrink.Cut.from_text(shrink.cuts_of(small)[-1].to_text()))
     assert again.get_submodule("1").num_features == small[1].num_features
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+def test_a_norm_along_a_stream_that_has_no_tensors_goes_along(norm: Any, tmp_path: Path) -> None:
+    def made() -> nn.Module:
+        torch.manual_seed(0)
+        return blocks(lambda size: norm(size, elementwise_affine=False), scale=64).eval()
+
+    model = made()
+    small: Any = twofour.shrink(model, X, 0.6, streams=True, multiple=16)
+    width = small[0].out_features
+    norms = [part for part in small.modules() if isinstance(part, norm)]
+    assert width < 64 and norms and all(part.normalized_shape == (width,) for part in norms)
+    assert all(part.normalized_shape == (64,) for part in model.modules() if isinstance(part, norm))
+    twofour.save(small, tmp_path / "small.safetensors")
+    again = twofour.load(tmp_path / "small.safetensors", made(), masked=True)
+    torch.testing.assert_close(again.eval()(X), small(X))
+    with pytest.raises(ShrinkError, match=r"`normalized_shape` = \(64,\) in the model, 32 in the plan"):
+        shrink.cut(made(), Cut(attributes=(AttributeCut("1.norm", "normalized_shape", 32, 16),)))
 
 
 def test_an_entry_that_stands_in_a_list_twice_may_go_once() -> None:

@@ -95,9 +95,25 @@ def same_axes(module: nn.Module) -> dict[str, int]:
     return dict(next((axes for kind, axes in ROWS if isinstance(module, kind)), {}))
 
 
-def bare_norm(module: object) -> bool:
-    """Whether it is a normalisation of each channel that has no tensor to read its number of channels off."""
-    return isinstance(module, _NormBase) and not _normalisation(module)
+def bare_size(module: object) -> str:
+    """Return where a normalisation that has no tensor to read its number of channels off holds it, "" of any other."""
+    if isinstance(module, _NormBase) and not _normalisation(module):
+        return "num_features"
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm) and not _layer_norm(module) and len(module.normalized_shape) == 1:
+        return "normalized_shape"
+    return ""
+
+
+def number(module: nn.Module, name: str) -> int | None:
+    """Return a whole number that a module holds, also as the only entry of a tuple; None where it holds none."""
+    value = module.__dict__.get(name)
+    value = value[0] if type(value) is tuple and len(value) == 1 else value
+    return value if type(value) is int else None
+
+
+def set_number(module: nn.Module, name: str, value: int) -> None:
+    """Set such a number, in a tuple where it stands in one."""
+    setattr(module, name, (value,) if type(module.__dict__.get(name)) is tuple else value)
 
 
 def is_known(module: nn.Module) -> bool:

@@ -14,7 +14,7 @@ from twofour.errors import cut as cut_text
 from twofour.layers import compiled_parts, describe_attached, is_distributed, is_masked, require_unwrapped
 from twofour.structure.shrink.cut import Cut, runs
 from twofour.structure.shrink.layers import drop, require_layers
-from twofour.structure.shrink.sizes import Convolution, Transposed, refresh, same_axes
+from twofour.structure.shrink.sizes import Convolution, Transposed, number, refresh, same_axes, set_number
 
 _MARK = "_twofour_cuts"
 
@@ -103,8 +103,8 @@ def apply(model: nn.Module, plan: Cut) -> Callable[[], None]:
         _slice(model, plan, undo)
         for attribute in plan.attributes:
             module = model.get_submodule(attribute.module)
-            undo.append(lambda m=module, a=attribute: setattr(m, a.name, a.before))
-            setattr(module, attribute.name, attribute.after)
+            undo.append(lambda m=module, a=attribute: set_number(m, a.name, a.before))
+            set_number(module, attribute.name, attribute.after)
         for name in plan.biases:
             _add_bias(model.get_submodule(name), undo)
         for module in {id(m): m for m in _modules(model, plan)}.values():
@@ -201,8 +201,8 @@ def require_fit(model: nn.Module, plan: object) -> None:
     _require_whole_layers(model, plan, tensors)
     for attribute in plan.attributes:
         module = _module(model, attribute.module)
-        value = module.__dict__.get(attribute.name)
-        if type(value) is not int or value != attribute.before:
+        if number(module, attribute.name) != attribute.before:
+            value = module.__dict__.get(attribute.name)
             got = f"`{attribute.name}` = {value!r} in the model, {attribute.before} in the plan"
             raise _misfit(got, attribute.module)
     for name in plan.biases:

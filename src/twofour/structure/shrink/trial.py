@@ -27,7 +27,7 @@ from twofour.structure.permutation.comparison import outputs
 from twofour.structure.shrink.agreement import CLOSE, fault, out_of_memory
 from twofour.structure.shrink.channels import COUNTED, Channels, Cuttable, Uncut, joined_by
 from twofour.structure.shrink.cut import Cut
-from twofour.structure.shrink.sizes import bare_norm, is_known
+from twofour.structure.shrink.sizes import bare_size, is_known, number
 from twofour.structure.shrink.surgery import masked, require_dense
 
 MOST_CHOICES = 8
@@ -97,8 +97,8 @@ class _Trial:
         self.modules = dict(model.named_modules(remove_duplicate=False))
         self.extents: dict[int, list[Extent]] = {}
         for extent in draft.extents:
-            for number in extent.index:
-                self.extents.setdefault(number, []).append(extent)
+            for group in extent.index:
+                self.extents.setdefault(group, []).append(extent)
 
     def settled(self) -> Channels:
         """Return what stood the trial."""
@@ -154,9 +154,10 @@ class _Trial:
             if extent.counted and getattr(self.modules[extent.module], name, None) == extent.size
         ]
         named += [
-            (extent.module, "num_features")
+            (extent.module, held)
             for extent in self.extents.get(group.number, ())
-            if len(extent.index) == 1 and extent.size == group.size and bare_norm(self.modules.get(extent.module))
+            if len(extent.index) == 1 and extent.size == group.size
+            if (held := bare_size(self.modules.get(extent.module)))
         ]
         if any(int((place.index >= 0).sum()) >= 2 * group.size for place in group.group.places):
             named += [
@@ -215,8 +216,8 @@ class _Trial:
         """Return the axes along which a group stands with others, each with the group's size."""
         return [(id(extent), group.size) for extent in self.extents.get(group.number, ()) if len(extent.index) > 1]
 
-    def _number(self, pair: tuple[str, str]) -> int:
-        return self.modules[pair[0]].__dict__[pair[1]]
+    def _number(self, pair: tuple[str, str]) -> int | None:
+        return number(self.modules[pair[0]], pair[1])
 
     def _rule(self, pair: tuple[str, str]) -> tuple[str, str]:
         return type(self.modules[pair[0]]).__qualname__, pair[1]
@@ -305,7 +306,7 @@ class _Trial:
 
     def _channels(self, groups: Sequence[Cuttable], uncut: Sequence[Uncut], tied: Sequence[Names]) -> Channels:
         pairs = {pair for group in groups for pair in group.attributes}
-        numbers = {(module, name): getattr(self.modules[module], name) for module, name in pairs}
+        numbers = {pair: held for pair in pairs if (held := self._number(pair)) is not None}
         return replace(self.draft, groups=tuple(groups), uncut=tuple(uncut), numbers=numbers, tied=tuple(tied))
 
 
