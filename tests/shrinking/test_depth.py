@@ -74,6 +74,26 @@ def test_no_layer_goes_where_channels_stand_for_each_other() -> None:
     assert report.layers == () and all(width.after < 32 for width in report.widths) and len(small[1]) == 3
 
 
+@pytest.mark.parametrize("budget", [0.7, 0.5])
+def test_layers_and_channels_are_no_worse_than_channels_alone(budget: float) -> None:
+    """The last block hands on much that it gets: what its channels lose is little of that, and much of the outputs."""
+    model = stack((3.0, 1.0, 0.5, 1.0))
+    with torch.no_grad():
+        model[0].weight.mul_(20)
+    options: dict[str, Any] = {"data": [ROWS], "samples": 128, "multiple": 4, "progress": False}
+    alone, both = (twofour.shrink(model, ROWS[:2], budget, layers=layers, **options) for layers in ((), "auto"))
+    large = model(ROWS).detach()
+    apart = [float((small(ROWS).detach() - large).norm() / large.norm()) for small in (alone, both)]
+    assert apart[1] <= apart[0] * 1.001
+    report = shrinking.report_of(both)
+    assert report is not None
+    judged = [note for note in report.notes if "outputs are apart" in note]
+    if report.layers:
+        assert len(judged) == 1 and judged[0].endswith(f"without {', '.join(report.layers)} is taken")
+    else:
+        assert all(torch.equal(one, other) for one, other in zip(alone.parameters(), both.parameters(), strict=True))
+
+
 def test_of_a_list_one_layer_stays() -> None:
     _, report = shrunk(stack((1e-4, 1e-4)), 0.2)
     assert len(report.layers) == 1

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
-from twofour.calibration import Batch, hold_back
+from twofour.calibration import Batch, hold_back, judged
 from twofour.journal import Journal
 from twofour.progress import Progress
 from twofour.shrinking.reconstruct import norms_said, reconstruct, refit_norms, tensors_of
@@ -55,13 +55,13 @@ def build(choice: Choice, large: nn.Module, batches: Sequence[Batch], display: P
     """
     samples = count(batches)
     said = few(choice.curves, choice.widths, samples) if batches else ""
-    judged = bool(said) and samples >= LEAST_SAMPLES
-    used, held = hold_back(large, batches) if judged else (batches, None)
+    judging = bool(said) and samples >= LEAST_SAMPLES
+    used, held = hold_back(large, batches) if judging else (batches, None)
     before = {name: value.clone() for name, value in tensors_of(choice.weights, choice.plan).items()} if held else {}
     solved: tuple[str, ...] = ()
     skipped: Mapping[str, str] = {}
-    if batches and (judged or not said):
-        solved, skipped = reconstruct(choice.twin, choice.plan, choice.weights, used, display, journal)
+    if batches and (judging or not said):
+        solved, skipped = reconstruct(choice.twin, choice.plan, choice.weights, used, display, journal, choice.layers)
     elif said:
         said += "; nothing was solved anew"
     small, notes = _small(choice, used, inplace=held is None)
@@ -80,6 +80,26 @@ def build(choice: Choice, large: nn.Module, batches: Sequence[Batch], display: P
     if said:
         _log.warning("%s", said)
     return Built(choice, small, solved, skipped, choice.notes + ((said,) if said else ()) + notes)
+
+
+def nearest(built: Sequence[Built], large: nn.Module, batches: Sequence[Batch]) -> Built:
+    """Return the small model whose outputs on the data are nearest the large one's; it says what the others' are.
+
+    Args:
+        built: At least one.
+        large: The large model.
+        batches: Calibration data.
+    """
+    if len(built) == 1:
+        return built[0]
+    held = judged(large, batches)
+    apart = [held.lost(one.model) for one in built]
+    best = min(range(len(built)), key=lambda number: apart[number])
+    ways = [f"without {', '.join(one.choice.layers)}" if one.choice.layers else "with all layers" for one in built]
+    each = ", ".join(f"by {lost:.3g} of their size {way}" for lost, way in zip(apart, ways, strict=True))
+    note = f"on {held.samples} samples of the data outputs are apart {each}: the model {ways[best]} is taken"
+    _log.info("%s", note)
+    return replace(built[best], notes=(*built[best].notes, note))
 
 
 def _small(choice: Choice, batches: Sequence[Batch], *, inplace: bool) -> tuple[nn.Module, tuple[str, ...]]:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from twofour import calibration, calls
 from twofour.calibration import Batch, Statistics
 from twofour.checkpoints import write_tensors
 from twofour.files import replacing
-from twofour.journal import Journal
+from twofour.journal import Journal, digest
 from twofour.layers import PrunableWeight
 from twofour.progress import Progress
 from twofour.shrinking.curves import bias_of, covariance, positions, shown
@@ -47,6 +48,7 @@ def reconstruct(
     batches: Sequence[Batch],
     display: Progress,
     journal: Journal,
+    layers: Sequence[str] = (),
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Solve weights for the columns that a plan leaves; what it cuts becomes zero, and a bias takes up its mean.
 
@@ -61,6 +63,7 @@ def reconstruct(
         batches: Calibration data.
         display: Shows progress.
         journal: Keeps what is solved.
+        layers: That the copy lacks: what is solved without them is another solution.
 
     Returns:
         Names of the weights that were solved, and of those that were not, with the reason: the data do not show them,
@@ -71,17 +74,21 @@ def reconstruct(
     tied = {name: reason for name, reason in tied.items() if name in found}
     solved: set[str] = set()
     constant: dict[str, str] = {}
+    place = f"{digest(list(layers))}-" if layers else ""
+
+    def file(weight: PrunableWeight) -> Path | None:
+        return None if journal.folder is None else journal.work(f"{place}{weight.name}")
 
     def visit(weight: PrunableWeight, statistics: Statistics) -> None:
         if not shown(statistics):
             constant[weight.name] = "the data show no differences of its inputs"
         else:
             _solve(weight, statistics, found[weight.name])
-            _keep(weight, journal)
+            _keep(weight, file(weight))
             solved.add(weight.name)
 
     chosen = [weight for weight in weights if weight.name in found and weight.name not in tied]
-    solved |= {weight.name for weight in chosen if _known(weight, journal)}
+    solved |= {weight.name for weight in chosen if _known(weight, file(weight))}
     left = [weight for weight in chosen if weight.name not in solved]
     with _normalised(model, plan):
         skipped = calibration.calibrate(model, left, batches, "hessian", visit, display=display) if left else {}
@@ -143,17 +150,16 @@ def _tensors(weight: PrunableWeight) -> dict[str, Tensor]:
     return {weight.name: weight.parameter.detach()} | ({} if bias is None else {name: bias.detach()})
 
 
-def _keep(weight: PrunableWeight, journal: Journal) -> None:
+def _keep(weight: PrunableWeight, file: Path | None) -> None:
     """Write a solved layer for a later run, where one is to know it."""
-    if journal.folder is not None:
-        with replacing(journal.work(weight.name)) as temporary:
+    if file is not None:
+        with replacing(file) as temporary:
             write_tensors(temporary, _tensors(weight), {})
 
 
 @torch.no_grad()
-def _known(weight: PrunableWeight, journal: Journal) -> bool:
+def _known(weight: PrunableWeight, file: Path | None) -> bool:
     """Put in the solved layer of an earlier run; tell whether there is one. A file that is damaged is none."""
-    file = None if journal.folder is None else journal.work(weight.name)
     if file is None or not file.exists():
         return False
     tensors = _tensors(weight)

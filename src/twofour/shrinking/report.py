@@ -20,8 +20,7 @@ class Width:
         name: Of the group: tensor and axis.
         before: Channels that it had.
         after: Channels that it has.
-        loss: Share of the energy of its readers' outputs that went, before anything was made up for across layers; of
-            its layer's output, where whole layers compete with channels.
+        loss: Share of the energy of its readers' outputs that went, before anything was made up for across layers.
         source: How it was ranked: "second-order" or "magnitude".
     """
 

@@ -99,8 +99,11 @@ class Search:
     journal: Journal
     display: Progress
 
-    def run(self) -> Choice:
-        """Return what goes: without residual streams where that is enough, else, where they may, with them.
+    def run(self) -> tuple[Choice, ...]:
+        """Return what may go: without residual streams where that is enough, else, where they may, with them.
+
+        Where layers compete with channels and some go, what goes of channels alone comes second, if that is enough:
+        shares of the outputs of layers say less than the model's outputs do.
 
         Raises:
             ShrinkError: The budget cannot be met, with the least that can be, or nothing can be cut.
@@ -119,20 +122,20 @@ class Search:
             raise min(error, refused, key=lambda one: getattr(one, "least", 1.0)) from None
         least = getattr(refused, "least", 1.0)
         note = f"residual streams were cut too, since {least:.3f} of the {self.options.limit.kind} is the least without"
-        return replace(found, notes=(note,))
+        return tuple(replace(one, notes=(note,)) for one in found)
 
     @cached_property
     def _exact_streams(self) -> bool:
         return any(group.exact and group.group.stream for group in structure.channels(self.model, self.example).groups)
 
-    def _within(self, streams: Streams) -> Choice:
+    def _within(self, streams: Streams) -> tuple[Choice, ...]:
         """Return what goes of layers, where they compete with channels, and of channels.
 
         Where those that were chosen by predicted times do not suffice as measured, layers are chosen anew, and
         narrower channels are held to save as little as they did.
         """
         if self.options.layers != "auto":
-            return self._widths(self.options.layers, streams)
+            return (self._widths(self.options.layers, streams),)
         chosen = self._depth(streams)
         refused: UnmetError | None = None
         gain, tried = 1.0, set[tuple[str, ...]]()
@@ -146,7 +149,8 @@ class Search:
                 break
             tried.add(names)
             try:
-                return self._widths(names, streams)
+                found = self._widths(names, streams)
+                return (found, *self._channels_alone(streams)) if names else (found,)
             except UnmetError as error:
                 if self.options.limit.kind != "time":
                     raise
@@ -154,6 +158,14 @@ class Search:
                 refused = error if refused is None or error.least < refused.least else refused
         assert refused is not None
         raise refused
+
+    def _channels_alone(self, streams: Streams) -> tuple[Choice, ...]:
+        """Return what goes of channels where no layer does, nothing where that is not enough."""
+        try:
+            return (self._widths((), streams),)
+        except UnmetError as error:
+            _log.info("layers have to go: %s", error)
+            return ()
 
     def _depth(self, streams: Streams) -> Callable[[float], tuple[str, ...]]:
         """Return what says which layers go, where they compete with channels.
@@ -186,7 +198,7 @@ class Search:
     def _widths(self, layers: tuple[str, ...], streams: Streams) -> Choice:
         """Return what goes of the channels of a model without some layers."""
         part = self._part(layers, streams)
-        curves = part.scaled if self.options.layers == "auto" else part.curves
+        curves = part.curves
         widths, promised, timing = part.chosen(curves)
         plan = part.found.plan({name: curves[name].kept(width) for name, width in widths.items()})
         if layers:
@@ -261,11 +273,6 @@ class _Part:
             _log.info("`%s` stays: %s", layer, error)
             return False
         return True
-
-    @cached_property
-    def scaled(self) -> dict[str, Curve]:
-        """What each group loses, as a share of its layer's output."""
-        return {group.name: self.gave.scaled(group, self.curves[group.name]) for group in self.groups}
 
     @cached_property
     def curves(self) -> dict[str, Curve]:

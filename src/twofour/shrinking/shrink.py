@@ -20,7 +20,7 @@ from twofour.journal import Journal, digest, opened
 from twofour.layers import require_unwrapped
 from twofour.progress import Progress
 from twofour.shrinking.budget import Budget
-from twofour.shrinking.build import Built, build
+from twofour.shrinking.build import Built, build, nearest
 from twofour.shrinking.curves import Curve
 from twofour.shrinking.report import Report, Width, attach
 from twofour.shrinking.search import Options, Search, macs, parameters, size
@@ -110,7 +110,7 @@ def shrink(
         display = stack.enter_context(Progress(shown=progress and bool(batches)))
         journal = stack.enter_context(_journal(checkpoint, model, example, batches, options))
         found = Search(model, example, batches, options, journal, display).run()
-        built = build(found, model, batches, display, journal)
+        built = nearest([build(choice, model, batches, display, journal) for choice in found], model, batches)
     small = built.model
     report = _report(model, example, built)
     _log.info("shrunk: %s", report)
