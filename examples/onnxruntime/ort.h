@@ -58,6 +58,7 @@ enum { ORT_FREE_ENV = 92, ORT_FREE_STATUS = 93, ORT_FREE_MEMORY = 94, ORT_FREE_S
 #define ORT_CPU_MEMORY(table) ORT(table, 69, (int allocator, int kind, ort_memory **))
 #define ORT_ALLOCATOR_FREE(table) ORT(table, 76, (ort_allocator *, void *))
 #define ORT_ALLOCATOR(table) ORT(table, 78, (ort_allocator **))
+#define ORT_ADD_ENTRY(table) ORT(table, 130, (ort_options *, const char *key, const char *text))
 #define ORT_REGISTER(table) ORT(table, 301, (ort_env *, const char *name, const char *library))
 #define ORT_UNREGISTER(table) ORT(table, 302, (ort_env *, const char *name))
 #define ORT_DEVICES(table) ORT(table, 303, (const ort_env *, const ort_device *const **, size_t *))

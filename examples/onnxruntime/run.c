@@ -59,6 +59,8 @@ static ort_session *session_of(ort_env *env, const char *model, const char *libr
     const ort_device *const *devices;
     const char *key = "threads";
     size_t count, found;
+    /* Threads that spin while they wait would take the cores of the plug-in's. */
+    check(ORT_ADD_ENTRY(ort)(options, "session.intra_op.allow_spinning", "0"), "entry");
     check(ORT_REGISTER(ort)(env, "twofour", library), "register");
     check(ORT_DEVICES(ort)(env, &devices, &count), "devices");
     for (found = 0; found < count; found++)

@@ -524,6 +524,25 @@ def test_the_page_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: 
     assert NAME in providers and float(difference) < 1e-5
 
 
+def test_threads_of_onnx_runtime_do_not_spin_beside_ours(capfd: pytest.CaptureFixture[str]) -> None:
+    def spinning(options: Any) -> str | None:
+        try:
+            return options.get_session_config_entry(provider.SPINNING)
+        except RuntimeError:
+            return None
+
+    asked = ort.SessionOptions()
+    asked.add_session_config_entry(provider.SPINNING, "1")
+    assert spinning(add_provider(asked, threads=2)) == "1"
+    assert spinning(add_provider(ort.SessionOptions(), threads=2)) == "0"
+    assert spinning(add_provider(ort.SessionOptions(), threads=1)) is None
+    file = graph([node("MatMul", "x w", "y")], {"x": [None, 64]}, ["y"], {"w": sparse(64, 72)})
+    ort.InferenceSession(file, asked)
+    assert "allow_spinning` to" in capfd.readouterr().err
+    session(file, threads=2)
+    assert "allow_spinning" not in capfd.readouterr().err
+
+
 def test_registering_again_and_impossible_threads(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -127,12 +127,14 @@ const Constant* Graph::constant(int value) {
   return found.read.data ? &found.read : nullptr;
 }
 
+const Node* Graph::producer(int value) const {
+  const int node = value < 0 ? -1 : values[static_cast<size_t>(value)].producer;
+  return node < 0 ? nullptr : &nodes[static_cast<size_t>(node)];
+}
+
 const Node* Graph::made_by(int value, const char* kind) const {
-  if (value < 0) return nullptr;
-  const int producer = values[static_cast<size_t>(value)].producer;
-  if (producer < 0) return nullptr;
-  const Node& node = nodes[static_cast<size_t>(producer)];
-  return node.kind == kind && node.outputs[0] == value ? &node : nullptr;
+  const Node* node = producer(value);
+  return node && node->kind == kind && node->outputs[0] == value ? node : nullptr;
 }
 
 const Node* Graph::only_reader(int value) const {

@@ -66,7 +66,8 @@ struct Graph {
 
   // A constant, of float32 or int64; null for any other value.
   const Constant* constant(int value);
-  // The node that makes a value, if it is of that kind.
+  // The node that makes a value, or null; and if it is of that kind.
+  const Node* producer(int value) const;
   const Node* made_by(int value, const char* kind) const;
   int index(const Node& node) const { return static_cast<int>(&node - nodes.data()); }
   // The only node that reads a value which does not leave the graph.

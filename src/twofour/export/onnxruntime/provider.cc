@@ -12,6 +12,7 @@ namespace {
 
 constexpr const char* kName = "TwoFourExecutionProvider";
 constexpr const char* kThreadsOption = "ep.twofourexecutionprovider.threads";
+constexpr const char* kSpinningOption = "session.intra_op.allow_spinning";
 constexpr long kMostThreads = 1024;
 
 // Runs `body`; what it throws becomes a status. Nothing leaves as an exception.
@@ -32,6 +33,11 @@ Status* guarded(const Api& api, const Body& body) noexcept {
   } catch (...) {
     return failed("twofour: no memory for a text");
   }
+}
+
+void log(const Api& api, const Logger* logger, int severity, const std::string& text) {
+  const PathChar nowhere[] = {0};
+  if (Status* refused = api.Logger_LogMessage(logger, severity, ("twofour: " + text).c_str(), nowhere, 0, "provider")) api.ReleaseStatus(refused);
 }
 
 struct Compiled : ComputeInfo {
@@ -107,11 +113,7 @@ class Provider : public Ep {
     return std::string(one.product ? one.product->first ? "two products" : "a product" : first ? "attention with its products" : "attention") + size + " at " + where + ": " +
            std::to_string(one.nodes.size()) + " nodes run here on " + std::to_string(threads_) + (threads_ == 1 ? " thread" : " threads");
   }
-  void log(int severity, const std::string& text) const {
-    const PathChar nowhere[] = {0};
-    if (Status* refused = api_->Logger_LogMessage(logger_, severity, ("twofour: " + text).c_str(), nowhere, 0, "GetCapability"))
-      api_->ReleaseStatus(refused);
-  }
+  void log(int severity, const std::string& text) const { ort::log(*api_, logger_, severity, text); }
 
   const Api* api_;
   const Logger* logger_;
@@ -119,17 +121,26 @@ class Provider : public Ep {
   std::map<std::string, Claim> claims_;
 };
 
-int threads_of(const Api& api, const SessionOptions* options) {
+// A session's entry, empty where it has none; longer ones are errors of the runtime's.
+std::string entry_of(const Api& api, const SessionOptions* options, const char* key) {
   int has = 0;
-  api.check(api.HasSessionConfigEntry(options, kThreadsOption, &has));
-  if (!has) return 1;
+  api.check(api.HasSessionConfigEntry(options, key, &has));
   char text[16] = {};
   size_t bytes = sizeof text;
-  api.check(api.GetSessionConfigEntry(options, kThreadsOption, text, &bytes));
-  char* end = text;
-  const long threads = std::strtol(text, &end, 10);
-  if (end == text || *end || threads < 1 || threads > kMostThreads)
-    throw Failed("the option `threads` is '" + std::string(text) + "'; wanted a number from 1 to 1024");
+  if (has) api.check(api.GetSessionConfigEntry(options, key, text, &bytes));
+  return text;
+}
+
+int threads_of(const Api& api, const SessionOptions* options, const Logger* logger) {
+  const std::string text = entry_of(api, options, kThreadsOption);
+  if (text.empty()) return 1;
+  char* end = nullptr;
+  const long threads = std::strtol(text.c_str(), &end, 10);
+  if (end == text.c_str() || *end || threads < 1 || threads > kMostThreads)
+    throw Failed("the option `threads` is '" + text + "'; wanted a number from 1 to 1024");
+  if (threads > 1 && entry_of(api, options, kSpinningOption) != "0")
+    log(api, logger, kWarning, std::string("threads of ONNX Runtime that spin while they wait take the cores that threads here need: set `") +
+                                   kSpinningOption + "` to \"0\"");
   return static_cast<int>(threads);
 }
 
@@ -162,7 +173,7 @@ class Plugin : public Factory {
       *made = nullptr;
       return guarded(*api, [&] {
         add_calls();
-        *made = new Provider(api, logger, threads_of(*api, options));
+        *made = new Provider(api, logger, threads_of(*api, options, logger));
       });
     };
     release = [](Factory*, Ep* made) { delete static_cast<Provider*>(made); };

@@ -18,6 +18,9 @@ OLDEST = (1, 23)
 
 MOST_THREADS = 1024
 
+SPINNING = "session.intra_op.allow_spinning"
+"""The entry of a session's options that lets ONNX Runtime's threads spin while they wait."""
+
 
 def register() -> list[Any]:
     """Make the provider known to ONNX Runtime, once in a process, and return its `OrtEpDevice`s: the CPU.
@@ -49,11 +52,11 @@ def add_provider(options: Any, *, threads: int | None = None) -> Any:
 
     A session that is made with them runs products by 2:4 weights, what stands behind these and the attention between
     them with this package's kernels; all else, and a model without such weights, with ONNX Runtime's. Give the session
-    no `providers` then: those alone would count.
+    no `providers` then: those alone would count. With more than one thread, those of ONNX Runtime no longer spin while
+    they wait, unless the options say whether they do: they would take the cores.
 
         >>> import onnxruntime
-        >>> options = add_provider(onnxruntime.SessionOptions())
-        >>> options.has_session_config_entry("ep.twofourexecutionprovider.threads")
+        >>> add_provider(onnxruntime.SessionOptions(), threads=1).has_providers()
         True
 
     Args:
@@ -73,6 +76,8 @@ def add_provider(options: Any, *, threads: int | None = None) -> Any:
             wanted=f"a whole number from 1 to {MOST_THREADS}, or None",
             remedy="leave it out for the options' intra_op_num_threads",
         )
+    if threads > 1 and not _has(options, SPINNING):
+        options.add_session_config_entry(SPINNING, "0")
     options.add_provider_for_devices(register(), {"threads": str(threads)})
     return options
 
@@ -81,3 +86,12 @@ def _devices() -> list[Any]:
     import onnxruntime
 
     return [device for device in onnxruntime.get_ep_devices() if device.ep_name == NAME]
+
+
+def _has(options: Any, entry: str) -> bool:
+    """Whether options have an entry: asked for one that is not there they raise."""
+    try:
+        options.get_session_config_entry(entry)
+    except RuntimeError:
+        return False
+    return True
