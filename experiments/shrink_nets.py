@@ -21,7 +21,7 @@ from tasks import Task
 from tasks.base import one_cycle
 from twofour import training
 from twofour.structure import shrink
-from twofour.training import Taught, distilled, gates
+from twofour.training import Taught, channel_thresholds, distilled, gates
 
 LEARNED = ("learned", "learned, stronger")
 """Rows of the task's strengths. The first sets the budget of the others."""
@@ -29,7 +29,8 @@ LEARNED = ("learned", "learned, stronger")
 
 def arms(task: Task) -> tuple[str, ...]:
     """Return the keys of a task's rows."""
-    return ("dense", *(["dense, taught"] if task.taught else []), *LEARNED, "slimming", "L1", "random", "small")
+    taught = ["dense, taught"] if task.taught else []
+    return ("dense", *taught, *LEARNED, "thresholds", "slimming", "L1", "random", "small")
 
 
 class Made(NamedTuple):
@@ -66,6 +67,8 @@ class _Seed:
                 return self._large
             case "dense, taught":
                 return self._taught(self._before)
+            case "thresholds":
+                return self._taught(self._within())
             case "slimming":
                 return self._taught(self._cut(self._slim, _scales, uniform=False))
             case "L1":
@@ -105,6 +108,15 @@ class _Seed:
             small = gates.cut(large.model.eval(), self.example)
             self._learned[key] = Made(small, large.seconds, gates.learned(large.model))
         return self._learned[key]
+
+    def _within(self) -> Made:
+        """Return the net that learned thresholds leave within the limit, biases that take constants up included."""
+        biases = sum(module.out_channels for module in self._start.modules() if isinstance(module, nn.Conv2d))
+        budget = (self._limit - biases) / _size(self._start)
+        scheme = channel_thresholds.during(self.example, budget, share=self.task.share, multiple=1)
+        large = self._trained(Made(self._start, 0.0), 0, scheme=scheme)
+        small = channel_thresholds.cut(large.model.eval(), self.example)
+        return Made(small, large.seconds, gates.learned(large.model))
 
     @property
     def _limit(self) -> int:

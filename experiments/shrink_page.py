@@ -23,6 +23,8 @@ of their training:
 * **learned**: gates (`training.gates`) are pulled before the cut, in proportion to the parameters of a channel;
   every layer's width and which blocks go follow from one strength. The first strength sets the size that the others
   are cut to.
+* **thresholds**: a threshold for the gates of each layer is trained before the cut (`training.channel_thresholds`),
+  with that size as its budget.
 * **slimming**: Network Slimming (Liu et al. 2017), an L1 penalty with the same pull on the scales of the inner batch
   norms before the cut, and one threshold for all layers. **L1**: the filters of least L1 norm of the dense net
   there, the same share of each layer. **random**: any filters, the same share of each layer.

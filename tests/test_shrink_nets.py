@@ -62,7 +62,9 @@ def test_every_arm_has_the_size_that_was_learned(tmp_path: Path, monkeypatch: py
     assert set(rows) == set(shrink_nets.arms(Toy()))
     size = {key: row.parameters for key, row in rows.items()}
     assert size["learned, stronger"] < size["learned"] == size["small"] < size["dense"]
-    assert all(0.4 * size["learned"] < size[key] <= size["learned"] for key in ("slimming", "L1", "random"))
+    assert all(
+        0.4 * size["learned"] < size[key] <= size["learned"] for key in ("thresholds", "slimming", "L1", "random")
+    )
     assert rows["learned, stronger"].layers and all(after < 32 for _, after in rows["learned"].widths.values())
     monkeypatch.setattr(shrink_page, "SHRINK", {Toy.name: Toy})
     text = "\n".join(shrink_page.sections(tmp_path, tmp_path))

@@ -27,7 +27,7 @@ def train(
     model.train()
     for _ in range(steps):
         optimizer.zero_grad()
-        (nn.functional.cross_entropy(model(x), LABELS) + scheme.penalty()).backward()
+        nn.functional.cross_entropy(model(x), LABELS).backward()
         optimizer.step()
         scheme.step()
 
@@ -90,7 +90,7 @@ def test_a_layer_that_the_loss_does_not_need_becomes_the_narrower_one() -> None:
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     for _ in range(60):
         optimizer.zero_grad()
-        (nn.functional.cross_entropy(model(x), labels) + scheme.penalty()).backward()
+        nn.functional.cross_entropy(model(x), labels).backward()
         optimizer.step()
         scheme.step()
     scheme.finish()
@@ -167,8 +167,6 @@ def test_what_is_impossible_is_refused() -> None:
     scheme = channel_thresholds.attach(model, ROWS, steps=2)
     with pytest.raises(TrainingError, match="attached to the model already"):
         channel_thresholds.attach(model, ROWS, steps=2)
-    with pytest.raises(TrainingError, match=r"know no price[\s\S]*penalty\(\)"):
-        scheme.step()
     with pytest.raises(TrainingError, match="other thresholds"):
         scheme.load_state_dict({"plan": {}})
     with torch.no_grad():

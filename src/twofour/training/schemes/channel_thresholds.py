@@ -1,17 +1,18 @@
 """Learned thresholds: how wide each layer is to be is found by back-propagation, within a budget of parameters.
 
-A channel is open while its gate is above the threshold of its layer. The forward pass has hard masks, the gradient
-to a threshold passes through a sigmoid whose temperature falls (a straight-through estimator): it feels what the loss
-would lose with the channels near it, and what they cost. As Azarian et al. 2020, "Learned Threshold Pruning" (arXiv
-2003.00075), do with weights. Nothing that stays is pulled, unlike by a penalty on the gates themselves, and gates are
-counted from their layer's mean in units of their standard deviation: a scale which the next normalisation takes out
-again says nothing, and a layer closes channel by channel also where all gates are alike.
+A channel is open while its gate is above the threshold of its layer. The forward pass has hard masks, the gradient to
+a threshold passes through a sigmoid whose temperature falls (a straight-through estimator): it feels what the loss
+would lose with the channels near it. Layers exchange channels until a parameter is worth the same in each. As Azarian
+et al. 2020, "Learned Threshold Pruning" (arXiv 2003.00075), do with weights. Nothing that stays is pulled, unlike by a
+penalty on the gates themselves, and gates are counted from their layer's mean in units of their standard deviation: a
+scale which the next normalisation takes out again says nothing, and a layer closes channel by channel also where all
+gates are alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import exp, prod
+from math import prod
 from typing import Any
 
 import torch
@@ -30,22 +31,25 @@ from twofour.training.schemes.thresholded import Shut, Threshold, temperature
 __all__ = ["ChannelThresholds", "attach", "cut", "during", "learned"]
 
 RATE = 6.0
-"""How far a threshold moves in all where its gradient keeps its sign, in the same units."""
+"""How far a threshold moves in all where its gradient keeps its sign, in standard deviations of its gates."""
+
+CATCH_UP = 4.0
+"""How much faster than that the threshold of the dearest channels may move towards the budget."""
 
 RAMP = 0.6
 """Share of the steps over which the budget falls from all parameters to what is asked for."""
 
-GAIN = 0.05
-"""How fast the price of a parameter grows while too many stay: its logarithm, for each step and all of them."""
+SMOOTH = 0.95
+"""Of the averages of gradients over steps."""
 
-SMOOTH, SMOOTH_SQUARES = 0.9, 0.99
-"""Averages of the gradient and of its square, as Adam's."""
+TINY = 1e-30
+"""Added where a divisor may be zero."""
 
 
 def attach(
     model: nn.Module, example: Any, *, steps: int, budget: float = 0.5, multiple: int | None = None
 ) -> ChannelThresholds:
-    """Put thresholds on the channels of a dense model; add `penalty()` to the loss, call `step()` after each step.
+    """Put thresholds on the channels of a dense model; call `step()` after each step of the optimiser.
 
     Keep what is returned. Build the optimiser afterwards: channels without a batch norm get a gate to be trained.
 
@@ -58,11 +62,7 @@ def attach(
 
     Example:
         >>> thresholds = twofour.training.channel_thresholds.attach(model, x, steps=1000, budget=0.5)
-        >>> for x, y in loader:
-        ...     optimizer.zero_grad()
-        ...     (loss(model(x), y) + thresholds.penalty()).backward()
-        ...     optimizer.step()
-        ...     thresholds.step()
+        >>> for x, y in loader: loss(model(x), y).backward(); optimizer.step(); thresholds.step()
         >>> small = twofour.training.channel_thresholds.cut(thresholds.finish(), x)
 
     Raises:
@@ -125,8 +125,7 @@ class ChannelThresholds(Scheme):
         self.end, self.budget, self.multiple, self.steps = steps, budget, multiple, 0
         self._found, self._thresholds = found, [Threshold(one) for one in gated]
         self._total = sum(map(prod, found.shapes.values()))
-        self._price, self._mean, self._square = 1.0, [0.0] * len(gated), 0.0
-        self._apart: float | None = None
+        self._mean, self._square = [0.0] * len(gated), 0.0
         self._require_reachable()
         self._slots = self._parametrise()
         self._begin("channel thresholds", [slot.module for slot in self._slots.values()])
@@ -175,55 +174,46 @@ class ChannelThresholds(Scheme):
             total = total + left
         return total / self._total
 
-    @property
-    def target(self) -> float:
-        """The share that may stay at this step."""
-        return 1 - (1 - self.budget) * min(1.0, self.steps / max(1.0, RAMP * self.end))
-
-    def penalty(self) -> Tensor | float:
-        """Return the price of what stays, 0 once it is settled."""
-        if self.steps >= self.end:
-            return 0.0
-        share = self.share()
-        self._apart = float(share.detach()) - self.target
-        return self._price * share
+    def target(self, steps: int) -> float:
+        """Return the share that may stay after so many steps."""
+        return 1 - (1 - self.budget) * min(1.0, steps / max(1.0, RAMP * self.end))
 
     def step(self) -> None:
-        """Count one optimiser step, and move the thresholds against their gradients.
+        """Count one optimiser step, and move the thresholds.
 
         Raises:
-            TrainingError: The penalty was not added to the loss, or the scheme is over.
+            TrainingError: The scheme is over.
         """
         self._require_attached()
         if self.steps < self.end:
-            if self._apart is None:
-                raise TrainingError(
-                    "the thresholds know no price",
-                    got="a step without penalty()",
-                    wanted="the penalty in every loss",
-                    remedy="(loss + thresholds.penalty()).backward(); twofour.finetune(scheme=) does so",
-                )
             self._move()
         self.steps += 1
-        self._apart = None
         if self.steps == self.end:
             self._settle()
 
-    @torch.no_grad()
     def _move(self) -> None:
-        """Take a step of Adam whose second moment all thresholds share, so that each moves by how much it matters."""
-        assert self._apart is not None
+        """Let layers exchange channels at the price of a parameter that the loss itself pays, and follow the budget.
+
+        Of the loss's gradient g, averaged, and the share's c, the price p makes g + p c orthogonal to c, so that a step
+        along it leaves the share as it is: layers that lose less for a parameter than others do become narrower, those
+        become wider. Towards the budget all move in proportion to their costs.
+        """
+        share = self.share()
+        costs = [float(cost) for cost in torch.autograd.grad(share, [one.value for one in self._thresholds])]
         grads = [0.0 if one.value.grad is None else float(one.value.grad) for one in self._thresholds]
-        self._mean = [SMOOTH * m + (1 - SMOOTH) * g for m, g in zip(self._mean, grads, strict=True)]
-        square = sum(g * g for g in grads) / len(grads)
-        self._square = SMOOTH_SQUARES * self._square + (1 - SMOOTH_SQUARES) * square
-        count = self.steps + 1
-        scale = (self._square / (1 - SMOOTH_SQUARES**count)) ** 0.5 + 1e-12
-        for one, mean in zip(self._thresholds, self._mean, strict=True):
-            one.value -= RATE / self.end * mean / (1 - SMOOTH**count) / scale
-            one.value.grad = None
-            one.temperature = temperature(count / self.end)
-        self._price *= exp(GAIN * max(-1.0, min(1.0, self._apart / 0.1)))
+        self._mean = [SMOOTH * mean + (1 - SMOOTH) * grad for mean, grad in zip(self._mean, grads, strict=True)]
+        square = sum(cost * cost for cost in costs)
+        price = max(0.0, -sum(m * c for m, c in zip(self._mean, costs, strict=True)) / max(square, TINY))
+        ways = [mean + price * cost for mean, cost in zip(self._mean, costs, strict=True)]
+        self._square = SMOOTH * self._square + (1 - SMOOTH) * sum(way * way for way in ways) / len(ways)
+        most, scale = RATE / self.end, self._square**0.5 + TINY
+        apart, dearest = float(share.detach()) - self.target(self.steps + 1), max(TINY, *map(abs, costs))
+        together = max(-CATCH_UP * most, min(CATCH_UP * most, apart * dearest / max(square, TINY)))
+        with torch.no_grad():
+            for one, way, cost in zip(self._thresholds, ways, costs, strict=True):
+                one.value += together * abs(cost) / dearest - most * max(-1.0, min(1.0, way / scale))
+                one.value.grad = None
+                one.temperature = temperature((self.steps + 1) / self.end)
 
     @torch.no_grad()
     def _settle(self) -> None:
@@ -319,7 +309,6 @@ class ChannelThresholds(Scheme):
             "steps": self.steps,
             "values": [float(one.value.detach()) for one in self._thresholds],
             "moments": [*self._mean, self._square],
-            "price": self._price,
             "kept": [None if keep is None else keep.cpu() for keep in kept],
         }
 
@@ -337,7 +326,7 @@ class ChannelThresholds(Scheme):
                 wanted=str(self._plan())[:400],
                 remedy="attach with the budget, steps and model of the run that is resumed",
             )
-        self.steps, self._price = int(state["steps"]), float(state["price"])
+        self.steps = int(state["steps"])
         *self._mean, self._square = state["moments"]
         for one, value, kept in zip(self._thresholds, state["values"], state["kept"], strict=True):
             with torch.no_grad():
