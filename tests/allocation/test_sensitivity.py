@@ -353,3 +353,11 @@ def test_an_allocation_that_loses_less_stays_by_every_judge() -> None:
     assert asked and not any(asked)
     with pytest.raises(RecipeError, match="was not chosen from these"):
         confirm(chosen, records(l0=(0, 0.5, 0.7)), net, DATA)
+
+
+def test_auto_measures_what_prune_takes_with_data(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> None:
+    found = sensitivity(model, data, ("dense", "2:4"), criterion="auto", progress=False)
+    chosen = allocate(found, Budget(density=0.75))
+    assert found.criterion == chosen.recipe.criterion.name == "admm"
+    pruned = twofour.prune(model, chosen.recipe, data=[x for x, _ in data], progress=False)
+    assert {outcome.criterion for outcome in twofour.pruning.outcomes(pruned)} == {"admm"}

@@ -36,6 +36,11 @@ def test_of_many_data_the_rest_is_held_back() -> None:
     assert found.count == 20 and len(seen(found.held)) == 180
 
 
+def test_the_first_batch_may_tell_how_many_calibrate() -> None:
+    found = parted(MODEL, list(numbered(200).split(2)), lambda first: 10 * first.samples)
+    assert found.count == 20 and len(seen(found.held)) == 180
+
+
 def test_targets_stay_with_their_samples() -> None:
     found = parted(MODEL, [(numbered(32), torch.arange(32))], 128)
     for batch in (*found.used, *found.held):

@@ -62,7 +62,8 @@ def sensitivity(
         data: Calibration data, as `prune` takes it; pairs (input, target) where a loss is given.
         patterns: Candidates: patterns, and "dense" for layers that may stay so. One that does not fit a layer is no
             candidate of it.
-        criterion: Which values of a group stay, as in `prune`; not "learned", which trains.
+        criterion: Which values of a group stay, as in `prune`, "auto" as well; not "learned", which trains. The recipe
+            of an allocation names it, so that `prune` takes what was measured.
         loss: `loss(output, target)`, smaller is better: its mean over the samples tells what a layer costs the task,
             unless there is `evaluate`. "taylor" needs it.
         evaluate: `evaluate(model)` -> a number such as accuracy, larger is better; called in evaluation mode without
@@ -194,7 +195,7 @@ def _candidates(given: Sequence[str | Pattern]) -> dict[str, Pattern | None]:
 
 
 def _criterion(criterion: str | Criterion, loss: Any) -> Layerwise:
-    chosen = criteria.parse(criterion)
+    chosen = criteria.resolve(criterion, ())  # data there always are
     if not isinstance(chosen, Layerwise):
         raise RecipeError(
             f'the criterion "{chosen.kind}" cannot rank single layers',

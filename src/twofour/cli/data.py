@@ -26,6 +26,8 @@ from twofour.optimizing import Pairs
 ARRAYS, TEXTS = (".safetensors", ".npz", ".npy"), (".txt", ".jsonl")
 FORMS = "package.module:function that returns calibration data, or a file: " + ", ".join((*ARRAYS, *TEXTS))
 BATCH = 8
+MOST_TEXTS = 1 << 13
+"""Texts that are read where nobody says how many samples are used."""
 PAIRS = 'text<TAB>text<TAB>score a line (.tsv), or JSON objects with "text", "other" and "score" (.jsonl)'
 MOST_PAIRS = 512
 """Pairs that judge; of more in a file so many are drawn by a fixed seed."""

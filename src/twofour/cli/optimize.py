@@ -15,8 +15,8 @@ from twofour.cli import huggingface
 from twofour.cli import source as sources
 from twofour.cli.console import JsonFile, print_table, progress, remedies_of_options, say, write
 from twofour.cli.options import DenseModel, Skip
-from twofour.cli.prune import CriterionText, PatternText
-from twofour.criteria import SAMPLES
+from twofour.cli.prune import CriterionText, PatternText, Samples
+from twofour.criteria import AUTO
 from twofour.errors import SourceError
 from twofour.optimizing import Outcome
 from twofour.optimizing.folder import PAGE
@@ -71,9 +71,9 @@ def optimize(
     pairs: PairsFile = None,
     within: Within = None,
     pattern: PatternText = "2:4",
-    criterion: CriterionText = None,
+    criterion: CriterionText = AUTO,
     skip: Skip = None,
-    samples: Annotated[int, typer.Option(min=1, help="Samples that calibrate; others are held back.")] = SAMPLES,
+    samples: Samples = None,
     length: Length = 128,
     batch: Batch = 1,
     shrink: Shrink = None,
@@ -96,7 +96,7 @@ def optimize(
     beside = {} if folder is None else companions(folder)  # refuses what cannot be copied before any long work
     with progress(f"reading {source}"):
         model = found.model()
-        count = samples + MOST_HELD
+        count = (samples or inputs.MOST_TEXTS) + MOST_HELD
         judge = judge if pairs is None else inputs.pairs(pairs, found, length, pooling)
         given = inputs.fitted(inputs.read(data, found, count, length, max(batch, inputs.BATCH)), model, count)
     options: dict[str, Any] = {"evaluate": judge, "within": within, "pattern": pattern, "criterion": criterion}

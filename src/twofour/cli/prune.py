@@ -26,9 +26,6 @@ from twofour.streaming import result_folder
 from twofour.streaming.companions import companions
 from twofour.structure import permutation
 
-MOST_TEXTS = 1 << 13
-"""Texts that are read where nobody says how many samples are used."""
-
 REMEDIES = {'eligibility="any"': "--eligibility any lifts ASP's rule of 8 x 16 multiples"}
 
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="The dense model or weights.")]
@@ -101,7 +98,7 @@ def prune(
             content = _prune_files(found, recipe, out, axis or (), ray, force)
         else:
             _require_one_machine(ray)
-            given = None if data is None else calibration.read(data, found, samples or MOST_TEXTS, length)
+            given = None if data is None else calibration.read(data, found, samples or calibration.MOST_TEXTS, length)
             content = _prune_loaded(found, recipe, out, given, samples, permute, force)
     if criterion == AUTO and data is None:
         say(pruning.WITHOUT_DATA.replace("data=", "--data").replace('criterion="magnitude"', "--criterion magnitude"))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from twofour import calls, checker, measure, report
+from twofour import calls, checker, criteria, measure, report
 from twofour.calls import Example
 from twofour.checkpoints import CONFIG
 from twofour.compiler import advise
@@ -22,7 +22,7 @@ from twofour.errors import LayerError, OptimizeError, TwofourError
 from twofour.export import load, save
 from twofour.files import named
 from twofour.journal import WORK, Journal, digest, name_of
-from twofour.layers import require_module
+from twofour.layers import require_module, walk
 from twofour.measure import Record
 from twofour.optimizing.closer import DENSE, Judging
 from twofour.optimizing.folder import (
@@ -64,9 +64,9 @@ def optimize(
     evaluate: Evaluate | None = None,
     within: float | None = None,
     pattern: str = SPARSE,
-    criterion: str | None = None,
+    criterion: str | None = criteria.AUTO,
     skip: str | Sequence[str] = (),
-    samples: int = 128,
+    samples: int | None = None,
     batch: int = 1,
     budget: Budget | None = None,
     widths: Sequence[str] = (),
@@ -99,7 +99,7 @@ def optimize(
         pattern: What to prune to.
         criterion: As in `twofour.prune`; its best for one shot by default.
         skip: Globs of layers to leave dense.
-        samples: Samples of the data that calibrate.
+        samples: Samples of the data that calibrate. Default: as many as `prune` takes by itself.
         batch: Samples of one call that is timed; they are the median of the data in size.
         budget: Shrink the model to this first (`twofour.shrink`).
         widths: Low bits to try too, such as "w4a8".
@@ -124,7 +124,8 @@ def optimize(
     require_module(model, OptimizeError)
     require_known(without)
     _require(within, seconds, pooling, widths)
-    given = parted(model, data, samples)
+    chosen = criteria.resolve(criterion, data)
+    given = parted(model, data, criteria.wanted(model, walk(model).weights, chosen) if samples is None else samples)
     example = example_of(given.held, batch)
     task = _Task(model, given, example, evaluate, within, pattern, criterion, skip, budget, tuple(widths))
     task = replace(task, without=tuple(without), seconds=seconds, pooling=pooling, name=name, batch=batch)

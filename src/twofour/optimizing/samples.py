@@ -47,21 +47,28 @@ class Samples:
         return list(self.used)
 
 
-def parted(model: nn.Module, data: Any, samples: int) -> Samples:
+def parted(model: nn.Module, data: Any, samples: int | Callable[[Batch], int]) -> Samples:
     """Hold a part of the data back, drawn by a fixed seed: whole batches where there are several, else parts of them.
 
     Args:
         model: Its forward tells pairs from arguments.
         data: As `twofour.prune` takes them.
-        samples: Samples of calibration at most.
+        samples: Samples of calibration at most; or what tells the number when it is given the first batch.
 
     Raises:
         DataError: There are fewer than `LEAST` samples, or what `calibration.take` refuses.
     """
-    remedy = "leave it out to use 128, as SparseGPT and Wanda do"
-    integer_from(1, "`samples` cannot be used", DataError, remedy, samples=samples)
-    batches = take(model, data, samples + MOST_HELD)
-    total = sum(map(rows, batches))
+    if not callable(samples):
+        remedy = "leave it out to use 128, as SparseGPT and Wanda do, and more of short ones"
+        integer_from(1, "`samples` cannot be used", DataError, remedy, samples=samples)
+    asked: list[int] = []
+
+    def wanted(first: Batch) -> int:
+        asked.append(samples(first) if callable(samples) else samples)
+        return asked[0] + MOST_HELD
+
+    batches = take(model, data, wanted)
+    most, total = asked[0], sum(map(rows, batches))
     if total < LEAST:
         raise DataError(
             "there are too few data to hold some of them back for judging",
@@ -72,9 +79,9 @@ def parted(model: nn.Module, data: Any, samples: int) -> Samples:
     if len(batches) < HELD:  # a few large batches: each gives its share
         batches = [piece for batch in batches for piece in split(batch, max(1, rows(batch) // (2 * HELD)))]
     order = torch.randperm(len(batches), generator=torch.Generator().manual_seed(SEED), device="cpu").tolist()
-    count = max(1, round(len(batches) * max(1 / HELD, (total - samples) / total)))
+    count = max(1, round(len(batches) * max(1 / HELD, (total - most) / total)))
     held, used = ([batches[index] for index in sorted(part)] for part in (order[:count], order[count:]))
-    taken = take(model, used, samples)
+    taken = take(model, used, most)
     judged = sum(map(rows, held))
     said = f"judged on {judged} samples held back, calibrated on {sum(map(rows, taken))} others"
     return Samples(tuple(taken), tuple(held), said)
