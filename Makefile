@@ -7,7 +7,7 @@
 # make test-hf4  the Hugging Face integration with the last transformers 4, in an environment of its own inside build/
 # make wheel   dist/: a wheel for this platform and every Python from 3.11 on, made from the source distribution; both are examined
 # make test-wheel  that wheel in an empty environment without a compiler: MiniLM compiled, each instruction set, every thread
-# make wheel-onnxruntime  dist/onnxruntime: the package onnxruntime-ep-twofour of that wheel's library, tested with ORT=1.23.0 alone in an empty environment
+# make wheel-onnxruntime  dist/onnxruntime: the package onnxruntime-ep-twofour of that wheel's library, tested with ORT=1.23.1 alone in an empty environment
 # make test-arm  rows for aarch64, compiled here and run under qemu: needs g++-aarch64-linux-gnu, qemu-user, cmake
 # make cross   the native sources but the bindings compiled for aarch64 Linux, arm64 macOS and x86-64 Windows, in an environment of its own
 # make check   formatting, lint, types, and the lines of each stage beside its budget
@@ -118,7 +118,7 @@ test-wheel: $(if $(wildcard dist/*.whl),,wheel)
 	  $(CLEAN)/bin/python tests/wheel/installed.py $(ARGS)
 
 # The provider for ONNX Runtime as a package of its own, tested with the oldest onnxruntime that takes it and nothing else.
-ORT ?= 1.23.0
+ORT ?= 1.23.1
 PLUGIN := $(WHEEL)/onnxruntime
 wheel-onnxruntime: $(if $(wildcard dist/twofour-*.whl),,wheel)
 	$(PYTHON) packages/onnxruntime-ep-twofour/build.py dist dist/onnxruntime

@@ -1,6 +1,6 @@
 // ONNX Runtime's C interface as far as a plug-in execution provider needs it: the order of functions in its tables and of the
 // fields of the structures that a provider fills is public and only ever grows at its end. No header of it is needed; what is
-// declared here is version 23, which every onnxruntime from 1.23 on serves.
+// declared here is version 23, which every onnxruntime from 1.23 on serves; provider.cc says why 1.23.0 is refused.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,6 @@
 // The plug-in: what ONNX Runtime calls of a library that is registered with it, and what it is answered.
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <new>
 
@@ -196,10 +197,11 @@ using namespace twofour::ort;
 
 TWOFOUR_PLUGIN Status* CreateEpFactories(const char*, const ApiBase* base, const Logger*, Factory** factories, size_t most, size_t* count) {
   *count = 0;
-  const Api* api = base->get(kVersion);
+  // 1.23.0 takes every plug-in for a device of its own, and finds no way to copy tensors there.
+  const Api* api = std::strcmp(base->version(), "1.23.0") == 0 ? nullptr : base->get(kVersion);
   if (!api) {
     const Api* oldest = base->get(1);
-    const std::string text = std::string("twofour: this is ONNX Runtime ") + base->version() + "; wanted 1.23 or newer";
+    const std::string text = std::string("twofour: this is ONNX Runtime ") + base->version() + "; wanted 1.23.1 or newer";
     return oldest ? oldest->CreateStatus(kFail, text.c_str()) : nullptr;
   }
   return guarded(*api, [&] {

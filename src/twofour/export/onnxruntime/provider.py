@@ -13,8 +13,8 @@ from twofour.export.runtime import library
 NAME = "TwoFourExecutionProvider"
 """What ONNX Runtime calls it."""
 
-OLDEST = (1, 23)
-"""The first ONNX Runtime that takes plug-ins which compile parts of a graph."""
+OLDEST = (1, 23, 1)
+"""The first ONNX Runtime whose plug-ins compile parts of a graph on the CPU: 1.23.0 takes them for other devices."""
 
 MOST_THREADS = 1024
 
@@ -26,20 +26,20 @@ def register() -> list[Any]:
     """Make the provider known to ONNX Runtime, once in a process, and return its `OrtEpDevice`s: the CPU.
 
     Raises:
-        ExportError: onnxruntime is missing or older than 1.23, or the library was not built.
+        ExportError: onnxruntime is missing or older than 1.23.1, or the library was not built.
     """
     try:
         import onnxruntime
     except ImportError as error:
         what = "a provider for ONNX Runtime needs a package that is not installed"
         raise absent(ExportError, what, error, "onnxruntime", "onnx") from error
-    version = tuple(int(number) for number in re.findall(r"\d+", onnxruntime.__version__)[:2])
+    version = tuple(int(number) for number in re.findall(r"\d+", onnxruntime.__version__)[:3])
     if version < OLDEST:
         raise ExportError(
             "this ONNX Runtime takes no provider from outside",
             got=f"onnxruntime {onnxruntime.__version__}",
-            wanted="1.23 or newer",
-            remedy='pip install --upgrade "onnxruntime>=1.23"',
+            wanted="1.23.1 or newer",
+            remedy='pip install --upgrade "onnxruntime>=1.23.1"',
         )
     if not (devices := _devices()):
         onnxruntime.register_execution_provider_library(NAME, str(library()))
