@@ -134,6 +134,22 @@ def uses(model: nn.Module, example: Any) -> dict[str, float]:
     return found
 
 
+def parameters(model: nn.Module) -> int:
+    """Return how many parameters a model has."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def size(model: nn.Module) -> int:
+    """Return the bytes of a model's parameters."""
+    return sum(parameter.nbytes for parameter in model.parameters())
+
+
+def macs(model: nn.Module, example: Any) -> int:
+    """Return the multiply-add operations of a model's weights in one forward pass."""
+    times = uses(model, example)
+    return round(sum(parameter.numel() * times.get(name, 0) for name, parameter in model.named_parameters()))
+
+
 def answer_of(output: Any) -> Tensor:
     """Return what a layer puts out: the first tensor, that of a packed sequence too."""
     first = output[0] if isinstance(output, tuple | list) and not isinstance(output, PackedSequence) else output
@@ -178,20 +194,21 @@ class Prices:
     @property
     def total(self) -> float:
         """What all tensors cost now."""
-        return sum(self._of(name) for name in self.found.shapes)
+        return sum(self.of(name) for name in self.found.shapes)
 
     def drop(self, layer: str, *, back: bool = False) -> float:
         """Take a layer out, or put it back; return what that saves."""
         names = [name for name in self.found.shapes if name.startswith(f"{layer}.")]
-        before = sum(map(self._of, names))
+        before = sum(map(self.of, names))
         (self.gone.discard if back else self.gone.add)(layer)
-        return before - sum(map(self._of, names))
+        return before - sum(map(self.of, names))
 
     def went(self, name: str) -> bool:
         """Whether a tensor went with its layer."""
         return any(name.startswith(f"{layer}.") for layer in self.gone)
 
-    def _of(self, name: str) -> float:
+    def of(self, name: str) -> float:
+        """Return what a tensor costs now."""
         if self.gone and self.went(name):
             return 0.0
         shape = self.found.shapes[name]
@@ -200,11 +217,11 @@ class Prices:
     def set(self, group: Cuttable, width: int) -> float:
         """Give a group another width; return what that saves."""
         names = {place.name for place in group.group.places if place.name in self.found.shapes}
-        before = sum(map(self._of, names))
+        before = sum(map(self.of, names))
         self.width[group.name] = width
         for key in [key for key, groups in self._axes.items() if group in groups]:
             self._length[key] = self._count(key)
-        return before - sum(map(self._of, names))
+        return before - sum(map(self.of, names))
 
     def _count(self, key: tuple[str, int]) -> int:
         """Return how many positions of an axis stay, with the first channels of each group for those that do."""

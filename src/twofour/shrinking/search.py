@@ -17,12 +17,13 @@ from twofour.errors import ShrinkError
 from twofour.journal import Journal
 from twofour.layers import PrunableWeight, walk
 from twofour.progress import Progress
-from twofour.shrinking.budget import Budget, Prices, UnmetError, uses
+from twofour.shrinking.budget import Budget, Prices, UnmetError, macs, parameters, size, uses
 from twofour.shrinking.by_time import Step, chosen_by_time, multiple_of, timed
 from twofour.shrinking.choose import choose, choose_layers
 from twofour.shrinking.curves import Curve, Reader, columns_of, covariance, magnitude, second_order, shown
 from twofour.shrinking.cuttable import Streams, cuttable, of_several_widths
 from twofour.shrinking.depth import Energies, droppable, energies, together
+from twofour.shrinking.room import Room
 from twofour.shrinking.shown import count, nothing
 from twofour.structure import shrink as structure
 from twofour.structure.shrink import Channels, Cut, Cuttable, Uncut
@@ -181,6 +182,7 @@ class Search:
             )
         part = self._part((), streams)
         gave = part.gave
+        part.require_room(tuple(gave.layers))
         curves = {group.name: gave.scaled(group, part.curves[group.name]) for group in part.groups}
         price, whole = part.priced()
         limit, uniform, shapes = self.options.limit, self.options.uniform, part.found.shapes
@@ -198,6 +200,7 @@ class Search:
     def _widths(self, layers: tuple[str, ...], streams: Streams) -> Choice:
         """Return what goes of the channels of a model without some layers."""
         part = self._part(layers, streams)
+        part.require_room()
         curves = part.curves
         widths, promised, timing = part.chosen(curves)
         plan = part.found.plan({name: curves[name].kept(width) for name, width in widths.items()})
@@ -212,11 +215,11 @@ class Search:
     def _part(self, layers: tuple[str, ...], streams: Streams) -> _Part:
         twin = structure.cut(self.model, Cut(layers=layers))
         found = structure.channels(twin, self.example)
-        groups, unsaid = cuttable(twin, found, streams, self.options.uniform)
-        groups, alone = of_several_widths(groups, found, self.widths)
+        allowed, unsaid = cuttable(twin, found, streams, self.options.uniform)
+        groups, alone = of_several_widths(allowed, found, self.widths)
         unsaid += alone
         without = f", without {', '.join(layers)}" if layers else ""
-        return _Part(self, twin, found, groups, unsaid, without, f", streams {streams}")
+        return _Part(self, twin, found, allowed, groups, unsaid, without, f", streams {streams}")
 
     def widths(self, group: Cuttable) -> tuple[int, ...]:
         """Return the widths that a group may have; for a budget of time as vectors have lanes."""
@@ -232,6 +235,7 @@ class _Part:
         of: The search.
         twin: The copy.
         found: Its channels.
+        allowed: Those that may be cut, were every width allowed.
         groups: Those that may be cut.
         unsaid: Those that stay whole though they could be cut.
         without: Names the layers that the copy lacks, in the steps of the journal.
@@ -241,6 +245,7 @@ class _Part:
     of: Search
     twin: nn.Module
     found: Channels
+    allowed: Sequence[Cuttable]
     groups: Sequence[Cuttable]
     unsaid: tuple[Uncut, ...]
     without: str
@@ -264,6 +269,26 @@ class _Part:
             return energies(self.twin, layers, self.weights, self.of.batches).to_dict()
 
         return Energies.from_dict(self.of.journal.step(f"what layers give{self.without}", measured))
+
+    def require_room(self, layers: Sequence[str] | None = None) -> None:
+        """Refuse, before anything is ranked, a budget of sizes that the narrowest widths do not meet.
+
+        Args:
+            layers: That may go, where they compete with channels.
+        """
+        options = self.of.options
+        if options.limit.kind == "time":  # is known once it was measured
+            return
+
+        def narrow(multiple: int | None, least: float) -> dict[str, tuple[Cuttable, tuple[int, ...]]]:
+            groups, _ = of_several_widths(
+                self.allowed, self.found, lambda group: widths_of(group.size, multiple, least)
+            )
+            return {group.name: (group, widths_of(group.size, multiple, least)) for group in groups}
+
+        price, whole = self.priced()
+        room = Room(self.found, price, options.limit, whole, layers, options.uniform, narrow)
+        room.require(options.multiple, options.least)
 
     def _goes_alone(self, layer: str) -> bool:
         """Whether what follows a layer takes nothing from it but its output, nor from its place in the list."""
@@ -363,19 +388,3 @@ class _Part:
             "bytes": lambda: (size(model), {name: p.element_size() for name, p in self.twin.named_parameters()}),
         }[kind]()
         return (lambda name, sizes: prod(sizes) * each.get(name, 0)), whole
-
-
-def parameters(model: nn.Module) -> int:
-    """Return how many parameters a model has."""
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def size(model: nn.Module) -> int:
-    """Return the bytes of a model's parameters."""
-    return sum(parameter.nbytes for parameter in model.parameters())
-
-
-def macs(model: nn.Module, example: Any) -> int:
-    """Return the multiply-add operations of a model's weights in one forward pass."""
-    times = uses(model, example)
-    return round(sum(parameter.numel() * times.get(name, 0) for name, parameter in model.named_parameters()))

@@ -19,11 +19,11 @@ from twofour.files import named
 from twofour.journal import Journal, digest, opened
 from twofour.layers import require_unwrapped
 from twofour.progress import Progress
-from twofour.shrinking.budget import Budget
+from twofour.shrinking.budget import Budget, macs, parameters, size
 from twofour.shrinking.build import Built, build, nearest
 from twofour.shrinking.curves import Curve
 from twofour.shrinking.report import Report, Width, attach
-from twofour.shrinking.search import Options, Search, macs, parameters, size
+from twofour.shrinking.search import Options, Search
 from twofour.shrinking.shown import require_shown
 from twofour.structure import shrink as structure
 from twofour.structure.shrink import Cuttable
