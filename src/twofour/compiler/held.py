@@ -17,9 +17,9 @@ _PLAIN = (Tensor, nn.Parameter)
 class Held:
     """The modules, parameters and buffers of a model at one moment, by identity, and how often they were written to.
 
-    A look costs about 30 ns for each of them while they are in a cache; behind a call, whose weights have emptied it, each
-    thing that is touched waits for memory: nothing is made or touched that need not be. What is written through `.data` or
-    numpy leaves no trace and is not seen.
+    A look costs about 30 ns for each of them in a cache. Behind a call, whose weights have emptied it, each thing that
+    is touched waits for memory: nothing is that need not be. What is written through `.data` or numpy leaves no trace
+    and is not seen.
 
     Args:
         model: Any module; nothing of it is copied.

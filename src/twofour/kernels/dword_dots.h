@@ -73,6 +73,10 @@ struct PairDots : RealDots<Vector> {
   }
   static TWOFOUR_INLINE void copy_token(const Matmul& a, int64_t token, char* to, typename RealDots<V>::Token*) {
     auto* half = reinterpret_cast<uint16_t*>(to);
+    if (a.x_type == Type::bf16) {
+      std::memcpy(to, element(a.x, a.x_type, token * a.x_stride), static_cast<size_t>(a.in_features) * 2);
+      return;
+    }
     for (int64_t k = 0; k < a.in_features; k += V::width) {
       const int64_t left = a.in_features - k;
       const char* from = element(a.x, a.x_type, token * a.x_stride + k);

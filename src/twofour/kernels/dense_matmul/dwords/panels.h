@@ -138,7 +138,12 @@ TWOFOUR_NOINLINE void dword_tokens(const Matmul& a, const DwordPanels<D>& w, int
   const int64_t end = least(a.out_features, (panel + 1) * kDensePanel);
   for (int64_t at = 0; at < kDensePanel && panel * kDensePanel + at < end; at += wide) {
     const float *weight = w.panel(panel) + at, *x = block;
-    typename D::Sum sums[vectors][T] = {};
+    typename D::Sum sums[vectors][T];  // set one by one: gcc 12 keeps an array that starts as {} in memory too, and clears that
+    TWOFOUR_UNROLL
+    for (int v = 0; v < vectors; v++) {
+      TWOFOUR_UNROLL
+      for (int t = 0; t < T; t++) sums[v][t] = typename D::Sum{};
+    }
     for (int64_t k = w.dwords; k > 0; k--, weight += kDensePanel, x += T) {
       typename V::reg part[vectors];
       TWOFOUR_UNROLL
@@ -152,7 +157,10 @@ TWOFOUR_NOINLINE void dword_tokens(const Matmul& a, const DwordPanels<D>& w, int
     }
     typename D::Sum answer[vectors * T];
     TWOFOUR_UNROLL
-    for (int i = 0; i < vectors * T; i++) answer[i] = sums[i / T][i % T];
+    for (int v = 0; v < vectors; v++) {
+      TWOFOUR_UNROLL
+      for (int t = 0; t < T; t++) answer[v * T + t] = sums[v][t];
+    }
     D::finish(a, w.rows, answer, vectors, kept, first, T, panel * kDensePanel + at, end);
   }
 }

@@ -5,6 +5,7 @@
 // rows makes it anew, which is less work than fetching it. Sums are S[row][tokens].
 #pragma once
 
+#include "kernels/answers.h"
 #include "native/simd.h"
 #include "panels.h"
 
@@ -219,15 +220,20 @@ TWOFOUR_NOINLINE void store_pairs_as(const Matmul& a, int64_t first, int used, i
     for (int64_t m = m0; m < m1; m += 32) {
       const int64_t token = first + u * Lanes::width;
       const float* from = sums + (m - m0) * stride + u * Lanes::width;
-      const auto row = [&](int i) {
-        const __m512 sum = Lanes::load_aligned(from + i * stride);
-        return activated<kind, Lanes, Rounding::bfloat16>(a.bias == nullptr ? sum : _mm512_add_ps(sum, _mm512_set1_ps(a.bias[m + i])));
-      };
+      using W = Beside<Lanes, tokens_beside(kind) == 1 ? 2 : 4>;
+      constexpr int beside = sizeof(typename W::reg) / sizeof(__m512);
       __m512 t[16];
       TWOFOUR_UNROLL
-      for (int i = 0; i < 16; i++) {
-        const __m512i two = (__m512i)_mm512_cvtne2ps_pbh(row(2 * i + 1), row(2 * i));
-        t[i] = _mm512_castsi512_ps(_mm512_permutexvar_epi16(interleave, two));
+      for (int i = 0; i < 32; i += beside) {
+        const auto rows = activated<kind, W, Rounding::bfloat16>(W::each([&](int r) TWOFOUR_INLINED {
+          const __m512 sum = Lanes::load_aligned(from + (i + r) * stride);
+          return a.bias == nullptr ? sum : _mm512_add_ps(sum, _mm512_set1_ps(a.bias[m + i + r]));
+        }));
+        TWOFOUR_UNROLL
+        for (int r = 0; r < beside; r += 2) {
+          const __m512i two = (__m512i)_mm512_cvtne2ps_pbh(rows.v[r + 1], rows.v[r]);
+          t[(i + r) / 2] = _mm512_castsi512_ps(_mm512_permutexvar_epi16(interleave, two));
+        }
       }
       Lanes::transpose(t);
       for (int i = 0; i < 16 && token + i < a.tokens; i++)
