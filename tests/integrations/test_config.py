@@ -75,3 +75,9 @@ except ImportError as error:
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert "twofour[hf]" in run.stdout
+
+
+def test_auto_is_no_criterion_of_its_own() -> None:
+    assert TwoFourConfig(prune="2:4", criterion="auto").criterion is None
+    with pytest.raises(RecipeError, match="the text is not a criterion"):
+        TwoFourConfig(prune="2:4", criterion="autos")

@@ -13,6 +13,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from twofour.compiler.computing import Computing, dtype_name
 from twofour.compiler.replaceable import require_memory_mode
+from twofour.criteria import AUTO
 from twofour.errors import CompileError, RecipeError, integer_from
 from twofour.recipe import Recipe
 
@@ -36,7 +37,7 @@ class TwoFourConfig(QuantizationConfigMixin):
             Default: a packed folder's own; else bfloat16 where the weights are, and float32.
         prune: A pattern such as "2:4": a dense model is pruned in one shot, by `data` where there are some. Default:
             weights are never changed.
-        criterion: As in `twofour.prune`. Default: "admm" with data, "magnitude" without.
+        criterion: As in `twofour.prune`. Default: "auto", which is "admm" with data, "magnitude" without.
         data: Calibration data for `prune`: sentences, pairs of sentences, or batches as `twofour.prune` takes them.
         skip: Globs of layers that `prune` leaves dense.
         memory: "fast" or "small", as in `twofour.compile`. Default: a packed folder's own, else "fast".
@@ -74,6 +75,7 @@ class TwoFourConfig(QuantizationConfigMixin):
     ) -> None:
         self.quant_method = METHOD
         self.dtype = None if dtype is None else Computing.of(dtype_name(dtype), "cpu").dtype
+        criterion = None if criterion == AUTO else criterion  # what the data allow: see `prune`
         self.prune, self.criterion, self.data = prune, criterion, data
         self.skip = (skip,) if isinstance(skip, str) else tuple(skip)
         require_memory_mode(memory or "fast")
