@@ -151,7 +151,7 @@ def test_an_int8_graph_survives_a_file(tmp_path: Path, monkeypatch: pytest.Monke
     model, example = twofour.prune(mlp(), "2:4"), torch.randn(32, 64)
     allowed: list[float] = []
     monkeypatch.setattr(
-        compiled_graph, "_probe", lambda runner, *_: allowed.append(runner.agreement) or runner.agreement
+        compiled_graph, "_probe", lambda runner, *_: allowed.append(runner.agreement.floats) or runner.agreement.floats
     )
     twofour.save(quick(model, example, dtype="int8"), tmp_path / "int8.safetensors")
     loaded = twofour.load(tmp_path / "int8.safetensors", mlp(1), graph=True, example=example, tokens=(1, 32))

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 import weakref
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 
 import twofour
 from twofour import quantization
+from twofour.compiler import graph as compiled_graph
 from twofour.compiler import low_bits
 from twofour.compiler.choose import candidates
 from twofour.compiler.codes import Codes, hold_codes, hold_floats
@@ -147,6 +149,36 @@ def test_what_the_time_of_a_graph_follows_from_tells_recipes_apart() -> None:
     found += [facts(inputs=None), facts(data=data), facts({"0": "w4"}, group=32), facts(symmetric=False)]
     found += [facts(scales="tensor")]
     assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.001])
+def test_a_graph_may_tip_codes_and_is_right_where_none_are(factor: float, monkeypatch, no_measuring) -> None:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64))]
+    model, x = nn.Sequential(*layers, nn.Linear(64, 64)).eval(), torch.randn(512, 64)
+    written = compiled_graph.rewrite_graph
+
+    def otherwise(fast: nn.Module, graph: Any, *rest: Any) -> Any:
+        """Put noise in front of all but the first product, and a factor behind the last."""
+        found, nodes = written(fast, graph, *rest), graph.module.graph
+        products = [node for node in nodes.nodes if str(node.target).startswith("bits_linear")]
+        for node in products[1:]:
+            with nodes.inserting_before(node):
+                node.args = (nodes.call_function(torch.ops.aten.add.Tensor, (node.args[0], 1e-6)),)
+        with nodes.inserting_after(products[-1]):
+            products[-1].replace_all_uses_with(last := nodes.call_function(torch.ops.aten.mul.Tensor))
+        last.args = products[-1], factor
+        return found
+
+    monkeypatch.setattr(compiled_graph, "rewrite_graph", otherwise)
+    fast: Any = twofour.compile(twofour.quantize(model, "w4", "a8", ends=None), x, tokens=(512,), graph=True)
+    account = fast.plan.account
+    if factor == 1:
+        assert account.engine == "graph" and 1e-4 < fast.plan.error < 1e-2
+        assert f"differs from the layers by {fast.plan.error:.1e} on the example, since codes" in account.reason
+    else:
+        assert account.engine == "layers" and fast.plan.error == 0
+        assert re.search(r"the rewritten graph differs from the layers by (9\.9e-04|1\.0e-03) ", account.reason)
 
 
 def test_a_graph_makes_its_sums_in_whole_numbers_where_these_are_asked_for(monkeypatch) -> None:

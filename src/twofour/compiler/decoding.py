@@ -221,8 +221,12 @@ def _agree(runner: WholeModel, plan: Plan, given: Call, layers: Callable[[], lis
     if leaves is None:
         raise RefusedError(f"the graph of {what} does not hold for its own example")
     runner.agreement = agreement(runner.model, plan.dtype, leaves, layers)
-    error = distance(tree_leaves(runner.outputs.value(runner.program(*leaves))), layers())
-    if not error <= runner.agreement:
+
+    def graph(run: Callable[..., Any] = runner.program) -> list[Any]:
+        return tree_leaves(runner.outputs.value(run(*leaves)))
+
+    error = distance(graph(), layers())
+    if not runner.agreement.judged(error, partial(graph, runner.program.python), layers) <= runner.agreement.allowed:
         raise RefusedError(f"the graph of {what} differs from the layers by {error:.1e}")
     return error
 

@@ -194,8 +194,7 @@ def _rewritten(
     guard = Guard(graph)
     plain = {name: original.get_submodule(name) for name in (*layers, *convs)}
     plain |= kept_low_bits(fast, floats=True)
-    low_bits = widths_and_kernels(fast)
-    compiled = (*layers.values(), *convs.values())
+    low_bits, compiled = widths_and_kernels(fast), (*layers.values(), *convs.values())
     case = terms.cache.key(_case(graph, leaves, compiled, low_bits, terms.rules, plan.graph))
     outlines = {"before": outline(graph.module)}
     between = [node.meta.get("val") for node in graph.module.graph.nodes]
@@ -209,13 +208,13 @@ def _rewritten(
     runner.written = _written(fast, guard, leaves)
     runner.agreement = agreement(fast, plan.dtype, leaves, lambda: _answers(fast, guard, leaves), between)
     account = GraphReport("layers", "", {}, found.counts, before, after, outlines, None, **found.said)
-    if not (error := _probe(runner, graph, leaves)) <= runner.agreement:
+    if not (error := _probe(runner, graph, leaves)) <= runner.agreement.allowed:
         raise _RefusedError(_unlike(runner, leaves, error), account)
     calls = program.prepare(leaves)
     ragged = choose_ragged(graph.module, program, guard, leaves, runner.agreement, terms, low_bits)
-    runner.ragged = ragged.program
+    runner.ragged, served = ragged.program, _sizes(guard, graph) + runner.agreement.said(error)
     times = {n: 1e3 * s for n, s in terms.cache.times(case, ENGINES, lambda: _engines(runner, leaves)).items()}
-    engine, reason = _faster(times, _sizes(guard, graph), terms.cache.origin([case]), asked=terms.native)
+    engine, reason = _faster(times, served, terms.cache.origin([case]), asked=terms.native)
     account = replace(account, engine=engine, reason=reason, engine_ms=times, calls=calls, ragged=ragged.said)
     if engine == "graph":
         object.__setattr__(fast, "forward", runner)
@@ -231,7 +230,9 @@ def _answers(model: nn.Module, guard: Guard, leaves: Sequence[Any]) -> list[Any]
 def _unlike(runner: WholeModel, leaves: Sequence[Any], error: float) -> str:
     """Say why a graph differs from the layers: they may differ from call to call, as a forward that draws numbers."""
     one, other = (_answers(runner.model, runner.guard, leaves) for _ in range(2))
-    if distance(one, other) <= runner.agreement:
+    if distance(one, other) <= runner.agreement.floats:
+        if not math.isfinite(error):
+            error = runner.agreement.unrounded(*_both(runner, leaves))
         return f"the rewritten graph differs from the layers by {error:.1e} on the example, please report it"
     return "the model answers one example differently from call to call, so that no graph can be compared with it"
 
@@ -312,7 +313,7 @@ def _probe(runner: WholeModel, graph: Graph, leaves: Sequence[Any]) -> float:
         The relative difference on the example itself; infinite where one of them does not run it.
     """
     found = _difference(runner, leaves)
-    if found is None or not found <= runner.agreement:
+    if found is None or not found <= runner.agreement.allowed:
         return math.inf if found is None else found
     guard = runner.guard
     for axis in guard.free_axes():
@@ -323,7 +324,7 @@ def _probe(runner: WholeModel, graph: Graph, leaves: Sequence[Any]) -> float:
                 for index, leaf in enumerate(graph.example)
             ]
             error = _difference(runner, shrunk)
-            if error is not None and not error <= runner.agreement:
+            if error is not None and not error <= runner.agreement.allowed:
                 logger.info("the graph does not hold for a size of %d on axis %d: error %.1e", small, axis, error)
                 guard.refuse_ones(axis) if small == 1 else guard.freeze(leaves)
     return found
@@ -342,7 +343,12 @@ def _difference(runner: WholeModel, leaves: Sequence[Any]) -> float | None:
         found = runner.program(*leaves)
     except Exception:
         return float("inf")
-    return distance(found, want)
+    return runner.agreement.judged(distance(found, want), *_both(runner, leaves))
+
+
+def _both(runner: WholeModel, leaves: Sequence[Any]) -> tuple[Callable[[], Sequence[Any]], ...]:
+    """Return what runs the graph by calls of its modules, and what runs the layers."""
+    return lambda: runner.program.python(*leaves), lambda: _answers(runner.model, runner.guard, leaves)
 
 
 def _case(

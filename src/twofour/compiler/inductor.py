@@ -73,7 +73,7 @@ def _inductor(fast: nn.Module, plan: Plan, found: Plan, given: Mapping[str, Any]
         logger.warning("Inductor is not used: %s", reason)
         return replace(found, account=replace(account, reason=f"{account.reason}; {reason}"))
     allowed = agreement(fast, plan.dtype, tree_leaves(given), lambda: tree_leaves(by_layers(fast, calls.fresh(given))))
-    if not error <= allowed:
+    if not error <= allowed.allowed:
         reason = f"Inductor differs from the layers by {error:.1e} on the example"
         logger.warning("Inductor is not used: %s", reason)
         return replace(found, account=replace(account, reason=f"{account.reason}; {reason}"))

@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 from twofour.calls import fast_paths_are_off
 from twofour.capture import Guard
+from twofour.compiler.agreement import Agreement
 from twofour.compiler.terms import Terms
 from twofour.errors import cut
 from twofour.graph import Executor, NotRaggedError, Program, Ragged, attention_masks, pack
@@ -102,7 +103,7 @@ def choose_ragged(
     padded: Executor,
     guard: Guard,
     example: Sequence[Any],
-    allowed: float,
+    allowed: Agreement,
     terms: Terms,
     low_bits: Sequence[str] = (),
 ) -> RaggedChoice:
@@ -113,7 +114,7 @@ def choose_ragged(
         padded: The same as a program.
         guard: Which leaves it holds for.
         example: Leaves of a call.
-        allowed: The relative difference that is allowed.
+        allowed: How far answers may be apart.
         terms: What held for every layer.
         low_bits: Widths and kernels of layers of low bits.
     """
@@ -136,7 +137,7 @@ def _chosen(
     padded: Executor,
     guard: Guard,
     example: Sequence[Any],
-    allowed: float,
+    allowed: Agreement,
     terms: Terms,
     low_bits: Sequence[str],
 ) -> RaggedChoice:
@@ -215,7 +216,7 @@ def _hides(mask: Any, real: Tensor) -> bool:
 
 
 def _require_agreement(
-    program: RaggedProgram, padded: Executor, found: Ragged, leaves: Sequence[Any], allowed: float
+    program: RaggedProgram, padded: Executor, found: Ragged, leaves: Sequence[Any], allowed: Agreement
 ) -> None:
     """Compare packed and padded answers at real tokens: of sequences padded behind, and with padding at any place.
 
@@ -233,10 +234,18 @@ def _require_agreement(
             ours = program.program.python(*program.packed(given, int(real.sum())))
         except Exception as error:  # operators meet sizes that the graph was not captured with
             raise NotRaggedError(f"packed it raises {type(error).__name__}: {error}") from error
-        answers = zip(ours, padded.python(*given), found.by_token, strict=True)
-        pairs = [(got[real], want[real]) if by_token else (got, want) for got, want, by_token in answers]
-        error = distance([got for got, _ in pairs], [want for _, want in pairs])
-        if not error <= allowed:
+
+        def of_real(answer: Sequence[Any], real: Tensor = real) -> list[Any]:
+            return [one[real] if by_token else one for one, by_token in zip(answer, found.by_token, strict=True)]
+
+        def anew(given: Sequence[Any] = given, real: Tensor = real, run: Any = of_real) -> list[Any]:
+            return run(program.program.python(*program.packed(given, int(real.sum()))))
+
+        def padded_anew(given: Sequence[Any] = given, run: Any = of_real) -> list[Any]:
+            return run(padded.python(*given))
+
+        error = distance(of_real(ours), padded_anew())
+        if not allowed.judged(error, anew, padded_anew) <= allowed.allowed:
             raise NotRaggedError(f"packed it differs by {error:.1e} at real tokens: its answer depends on padding")
 
 

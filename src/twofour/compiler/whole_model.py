@@ -14,7 +14,7 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 
 from twofour.capture import Graph, Guard, bind
-from twofour.compiler.agreement import AGREEMENT
+from twofour.compiler.agreement import AGREEMENT, Agreement
 from twofour.compiler.held import Held
 from twofour.compiler.ragged import RaggedProgram
 from twofour.errors import KernelError
@@ -88,14 +88,14 @@ class WholeModel:
         graph: As captured: the structure of its outputs.
 
     Attributes:
-        agreement: Relative difference from the layers that is allowed.
+        agreement: How far it may be from the layers.
         written: Name of the argument, a mapping, that the model writes its outputs into and answers with; or none.
         ragged: The program that runs batches with padding on their real tokens; None where the graph has none.
     """
 
     def __init__(self, model: nn.Module, guard: Guard, program: Executor, graph: Graph) -> None:
         self.model, self.guard, self.program, self.outputs = model, guard, program, graph.outputs
-        self.agreement = AGREEMENT[torch.float32]
+        self.agreement = Agreement(model, AGREEMENT[torch.float32])
         self.written: tuple[str, ...] = ()
         self.ragged: RaggedProgram | None = None
         self._said: set[str] = set()
