@@ -36,6 +36,8 @@ def test_a_function_is_shrunk_and_loads_into_its_large_model(run: Any, monkeypat
         "--streams every residual stream",
     )
     refused(run("shrink", "zoo_cli:small", "--out", "two", "--budget", "1.5"), "the budget is impossible")
+    said = ("the budget is impossible", "got     --budget 50%", "try     --budget 0.5")
+    refused(run("shrink", "zoo_cli:small", "--out", "two", "--budget", "50%"), *said)
     options = ("--out", "two", "--input", "64", "--drop", "auto")
     refused(run("shrink", "zoo_cli:small", *options), "no layer can be chosen", "try     --data")
     refused(run("shrink", "zoo_cli:small", "--out", "two"), "the shape of its input is not known")
@@ -47,10 +49,13 @@ def test_data_solve_weights_anew_and_widths_are_drawn(run: Any) -> None:
     pytest.importorskip("matplotlib", reason="drawing needs matplotlib")
     from safetensors.torch import save_file
 
-    save_file({"x": torch.randn(64, 64)}, "rows.safetensors")
+    save_file({"x": torch.randn(512, 64)}, "rows.safetensors")
     options = ("--budget", "0.8", "--count", "macs", "--data", "rows.safetensors", "--plot", "widths.svg")
+    options += ("--samples", "512")
     result = run("shrink", "zoo_cli:small", "--out", "out", *options)
     assert result.exit_code == 0, result.output
+    save_file({"x": torch.full((64, 64), float("nan"))}, "lost.safetensors")
+    refused(run("shrink", "zoo_cli:small", "--out", "two", "--data", "lost.safetensors"), "data hold NaN", "512 values")
     report = json.loads(Path("out/report.json").read_text())
     assert {width["source"] for width in report["widths"]} == {"second-order"} and report["reconstructed"]
     assert report["macs"][1] <= 0.8 * report["macs"][0] and "<svg" in Path("widths.svg").read_text()

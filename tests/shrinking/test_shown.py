@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import twofour
 from tests.structure.shrink.networks import made
 from twofour import shrinking
-from twofour.errors import DataError
+from twofour.errors import DataError, ShrinkError
 from twofour.shrinking.report import Width
 
 SEED = torch.Generator().manual_seed(5)
@@ -89,3 +89,22 @@ def test_one_image_changes_no_statistics_of_batch_norms() -> None:
 def test_a_loss_of_more_than_all_is_no_number_of_a_hundred_digits() -> None:
     assert str(Width("a:0", 8, 4, 4e300, "second-order")) == "a:0: 8 -> 4, more than 1,000% lost (second-order)"
     assert "12.5% lost" in str(Width("a:0", 8, 4, 0.125, "second-order"))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused_by_name(value: float) -> None:
+    model = network()
+    with torch.no_grad():
+        model[2].weight[3, 4] = value
+    with pytest.raises(ShrinkError, match=r"layer `2\.weight`: the weight holds NaN or infinity\n  got     1 such"):
+        twofour.shrink(model, MANY[:2], 0.5)
+    with pytest.raises(ShrinkError, match="the example holds NaN"):
+        twofour.shrink(network(), torch.full((2, 16), float("nan")), 0.5)
+
+
+def test_a_layer_without_which_nothing_runs_is_named() -> None:
+    with pytest.raises(ShrinkError, match=r"does not run[^\n]*, without layer `0`[\s\S]*leave it in `layers` out"):
+        twofour.shrink(network(), MANY[:2], 0.5, layers=["0"])
+    with pytest.raises(ShrinkError) as caught:
+        twofour.shrink(network(), torch.randn(2, 3), 0.5, layers=["0"])
+    assert "without layer" not in str(caught.value), "it does not run with it either"

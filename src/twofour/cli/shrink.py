@@ -15,7 +15,7 @@ from twofour.cli.console import JsonFile, print_table, progress, remedies_of_opt
 from twofour.cli.options import DenseModel, Folder, SampleShape
 from twofour.cli.prune import Data, Samples
 from twofour.drawing import require_format, require_matplotlib
-from twofour.errors import ShrinkError, one_of
+from twofour.errors import ShrinkError, cut, one_of
 from twofour.export import save
 from twofour.shrinking import Budget, Report
 from twofour.shrinking.budget import KINDS
@@ -36,7 +36,7 @@ REMEDIES = {
 }
 """What stands in the remedy of an error, and what to say of options instead."""
 
-Fraction = Annotated[float, typer.Option("--budget", metavar="FRACTION", help="What may stay, above 0 and below 1.")]
+Fraction = Annotated[str, typer.Option("--budget", metavar="FRACTION", help="What may stay, above 0 and below 1.")]
 Count = Annotated[str, typer.Option(help=f"What the budget counts: one of {', '.join(KINDS)}.")]
 Length = Annotated[int, typer.Option(help="Tokens of a sample, where the model takes token ids.", min=1)]
 Streams = Annotated[
@@ -72,7 +72,7 @@ Force = Annotated[bool, typer.Option("--force", help="Replace the result of an e
 def shrink(
     source: DenseModel,
     out: Folder,
-    budget: Fraction = 0.5,
+    budget: Fraction = "0.5",
     count: Count = "parameters",
     data: Data = None,
     samples: Samples = None,
@@ -133,10 +133,16 @@ def _layers(drop: list[str] | None) -> str | tuple[str, ...]:
     return "auto" if drop == ["auto"] else tuple(drop or ())
 
 
-def _limit(count: str, budget: float) -> Budget:
+def _limit(count: str, budget: str) -> Budget:
     one_of("the budget counts nothing of that name", count, KINDS, ShrinkError)
+    try:
+        share = float(budget)
+    except ValueError:
+        wanted, remedy = "a fraction above 0 and below 1", "--budget 0.5 for half"
+        got = f"--budget {cut(budget, 40)}"
+        raise ShrinkError("the budget is impossible", got=got, wanted=wanted, remedy=remedy) from None
     with remedies_of_options(REMEDIES):
-        return Budget(**{count: budget})
+        return Budget(**{count: share})
 
 
 def _shrunk(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 from torch import nn
 
+from twofour import calls
 from twofour.errors import ShrinkError
 from twofour.shrinking.uniform import sayable
+from twofour.structure import shrink as structure
+from twofour.structure.coupling.group import some
 from twofour.structure.shrink import Channels, Cuttable, Uncut
 
 Streams = bool | Literal["auto"]
@@ -41,6 +45,32 @@ def cuttable(
         wanted="channels between two layers",
         remedy="streams=True cuts residual streams too",
     )
+
+
+def channels_without(model: nn.Module, twin: nn.Module, layers: Sequence[str], example: Any) -> Channels:
+    """Return the channels of a copy of a model that lacks some layers.
+
+    Raises:
+        ShrinkError: It does not run on the example, or cannot be captured; where the model runs, the layers are named.
+    """
+    try:
+        return structure.channels(twin, example)
+    except ShrinkError as error:
+        if layers and _runs(model, example):
+            several = "layers" if len(layers) > 1 else "layer"
+            error.what = f"{error.what}, without {several} {some([f'`{name}`' for name in layers])}"
+            error.remedy = "leave it in `layers` out: what follows takes more or something else than what it gets"
+        raise
+
+
+@torch.no_grad()
+def _runs(model: nn.Module, example: Any) -> bool:
+    try:
+        with calls.evaluating(model), calls.without_cache(model):
+            calls.Example.of(example).run(model)
+    except Exception:  # whatever a forward of anybody's raises
+        return False
+    return True
 
 
 def of_several_widths(

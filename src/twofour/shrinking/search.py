@@ -21,7 +21,7 @@ from twofour.shrinking.budget import Budget, Prices, UnmetError, macs, parameter
 from twofour.shrinking.by_time import Step, chosen_by_time, multiple_of, timed
 from twofour.shrinking.choose import choose, choose_layers
 from twofour.shrinking.curves import Curve, Reader, columns_of, covariance, magnitude, second_order, shown
-from twofour.shrinking.cuttable import Streams, cuttable, of_several_widths
+from twofour.shrinking.cuttable import Streams, channels_without, cuttable, of_several_widths
 from twofour.shrinking.depth import Energies, droppable, energies, together
 from twofour.shrinking.room import Room
 from twofour.shrinking.shown import count, nothing
@@ -214,7 +214,7 @@ class Search:
 
     def _part(self, layers: tuple[str, ...], streams: Streams) -> _Part:
         twin = structure.cut(self.model, Cut(layers=layers))
-        found = structure.channels(twin, self.example)
+        found = channels_without(self.model, twin, layers, self.example)
         allowed, unsaid = cuttable(twin, found, streams, self.options.uniform)
         groups, alone = of_several_widths(allowed, found, self.widths)
         unsaid += alone

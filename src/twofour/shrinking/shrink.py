@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from twofour import calibration, measure
 from twofour.calibration import Batch
@@ -18,6 +19,7 @@ from twofour.errors import ShrinkError, cut, integer_from, one_of
 from twofour.files import named
 from twofour.journal import Journal, digest, opened
 from twofour.layers import require_unwrapped
+from twofour.patterns.base import is_finite
 from twofour.progress import Progress
 from twofour.shrinking.budget import Budget, macs, parameters, size
 from twofour.shrinking.build import Built, build, nearest
@@ -90,14 +92,15 @@ def shrink(
         >>> small = twofour.shrink(model, x, budget=0.5, data=loader)
 
     Raises:
-        ShrinkError: An option is impossible, the budget cannot be met (of time to 3 %, as measured), nothing can be
-            cut, the model does not run on the example, cannot be captured, or is masked, the small model would compute
-            something else on the example than the large one with zeros in place of what is cut, or the folder of the
-            checkpoint holds another run or something else.
+        ShrinkError: A weight or the example is not finite, an option is impossible, the budget cannot be met (of time
+            to 3 %, as measured), nothing can be cut, the model does not run on the example, cannot be captured, or is
+            masked, the small model would compute something else on the example than the large one with zeros in place
+            of what is cut, or the folder of the checkpoint holds another run or something else.
         DataError: The data cannot be used, hold NaN or show nothing: all samples, or all inputs of all that read what
             can be cut, are the same.
     """
     require_unwrapped(model, ShrinkError)
+    _require_finite(model)
     limit = Budget.of(budget)
     _require_options(multiple, least, samples, layers)
     one_of("`streams` is impossible", streams, (True, False, "auto"), ShrinkError)
@@ -105,6 +108,9 @@ def shrink(
     batches = [] if data is None else calibration.take(model, data, count, tell=_log.warning)
     if batches:
         require_shown(batches)
+    if any(isinstance(leaf, Tensor) and leaf.isnan().any() for leaf in tree_leaves(example)):
+        remedy = "an input as the model gets it in use"
+        raise ShrinkError("the example holds NaN", got="values that are NaN", wanted="finite numbers", remedy=remedy)
     options = Options(limit, streams, uniform, multiple, least, "auto" if layers == "auto" else tuple(layers))
     with ExitStack() as stack:
         display = stack.enter_context(Progress(shown=progress and bool(batches)))
@@ -152,6 +158,20 @@ def _report(large: nn.Module, example: Any, built: Built) -> Report:
 
 def _width(group: Cuttable, curve: Curve, width: int) -> Width:
     return Width(group.name, group.size, width, curve.losses[curve.widths.index(width)], curve.source)
+
+
+def _require_finite(model: nn.Module) -> None:
+    """Refuse weights that hold NaN or infinity, which would be cut first or last and hidden."""
+    for name, parameter in model.named_parameters():
+        values = parameter.detach()
+        if type(values) is Tensor and not values.is_meta and not is_finite(values):
+            raise ShrinkError(
+                "the weight holds NaN or infinity",
+                got=f"{int((~torch.isfinite(parameter)).sum())} such values",
+                wanted="finite weights",
+                remedy="look for a diverged training run or a broken checkpoint",
+                layer=name,
+            )
 
 
 def _require_options(multiple: object, least: object, samples: object, layers: object) -> None:
