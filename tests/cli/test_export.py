@@ -14,6 +14,9 @@ from safetensors.torch import load_file, save_file
 
 import twofour
 from tests.cli.small import refused
+from twofour import quantization
+from twofour.cli import source as sources
+from twofour.cli import sparse
 
 MORE = """
 import torch
@@ -34,6 +37,13 @@ def forgotten():
     with torch.no_grad():
         model[0].weight.add_(1.0)
     return model
+
+def low_bits():
+    return twofour.quantize(small_floats().eval(), "w4", "a8")
+
+def small_floats():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))
 
 def inputs():
     return [torch.randn(4, 64, generator=torch.Generator().manual_seed(0))]
@@ -178,6 +188,24 @@ def test_a_dense_model_is_not_exported_as_a_sparse_one(zoo, to: str) -> None:
     refused(zoo("export", "zoo_more:pruned", *words, "--pattern", "1:4"), "says itself", "leave --pattern out")
     refused(zoo("export", "zoo_more:pruned", *words, "--model", "zoo_cli:small"), "leave --model out")
     assert not Path("x").exists()
+
+
+@pytest.mark.parametrize(("to", "out"), [("runtime", "m.two4"), ("onnx", "m.onnx"), ("safetensors", "m.safetensors")])
+def test_low_bits_are_a_reason_to_export(zoo, to: str, out: str) -> None:
+    options = () if to == "safetensors" else ("--input", "64")
+    result = zoo("export", "zoo_more:low_bits", "--to", to, "--out", out, *options, "--json", "r.json")
+    if to == "safetensors":
+        return refused(result, "no words for its low bits", "--to onnx or --to runtime")
+    assert result.exit_code == 0, result.output
+    assert "0 sparse weights, 2 layers of low bits" in result.output and Path(out).exists()
+    assert json.loads(Path("r.json").read_text())["low_bits"] == {"0": "w4a8", "2": "w4a8"}
+
+
+def test_a_file_of_low_bits_fills_its_model(zoo) -> None:
+    model = importlib.import_module("zoo_more").low_bits()
+    twofour.save(model, "bits.safetensors")
+    again = sparse.model(sources.resolve("bits.safetensors"), "zoo_more:small_floats", None, low_bits=True)
+    assert quantization.of(again) == quantization.of(model)
 
 
 def test_the_same_pattern_as_the_masks_is_accepted(zoo) -> None:

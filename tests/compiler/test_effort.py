@@ -99,6 +99,8 @@ def test_what_was_won_heads_the_plan_and_is_logged(
     won = "one call on the example: dense 3.000 ms, compiled 2.000 ms, 1.50 times as fast (graph, "
     assert str(fast.plan).startswith(won) and fast.plan.won in caplog.messages
     assert "dense is the model as it was given, in eager torch" in fast.plan.won
+    fast = twofour.compile(twofour.quantize(mlp(), "w4", "a8"), X, tokens=TOKENS)
+    assert "dense is the rounded model in eager torch; the float model is not here" in fast.plan.won
 
 
 def test_progress_is_told_of_each_layer_and_of_the_whole_model(

@@ -20,6 +20,12 @@ from twofour.optimizing.samples import example_of
 from twofour.optimizing.timing import SECONDS
 from twofour.report.facts import milliseconds
 
+ROUNDED = (
+    "the model is of low bits: every runtime but twofour computes its roundings in floats, which is slower than the "
+    "float model, and that one is not here; `twofour bench` of the float model times it"
+)
+"""What is said of the times of a model of low bits."""
+
 
 def bench(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="The model, dense or sparse.")],
@@ -72,4 +78,6 @@ def show(record: Record) -> None:
         reasons = record.meta.get(key)
         for name, why in (reasons if isinstance(reasons, dict) else {}).items():
             say(f"not timed: {name}: {why}")
+    if record.meta.get("rounded"):
+        say(ROUNDED)
     say(f"{record.threads} threads, {record.clock} time, on {record.machine.get('cpu')}")

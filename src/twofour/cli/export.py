@@ -10,7 +10,7 @@ from torch import nn
 
 from twofour import compiler as compiling
 from twofour import export as exporting
-from twofour import masks
+from twofour import masks, quantization
 from twofour.cli import data as calibration
 from twofour.cli import source as sources
 from twofour.cli import sparse
@@ -95,24 +95,27 @@ def export(
     force: Force = False,
     json: JsonFile = None,
 ) -> None:
-    """Write a sparse model in a form that other tools read, its zeros where they look for them."""
+    """Write a sparse model in a form that other tools read, its zeros where they look for them.
+
+    ONNX and libtwofour take a model of low bits too, dense or sparse.
+    """
     _require_meant(context, to)
     _require_data(to, given, data, dtype)
     _require_free(out, force)
     if to == "onnx":
         require_packages()
-    found = sources.resolve(source)
+    found, inputs = sources.resolve(source), (given, length, data)
     with progress(f"exporting {source}"):
         if to == "safetensors":
             said = _to_safetensors(found, model, pattern, out)
         elif to == "runtime":
-            said = _to_runtime(found, sparse.model(found, model, pattern), out, (given, length, data), dtype)
+            said = _to_runtime(found, sparse.model(found, model, pattern, low_bits=True), out, inputs, dtype)
         elif to == "huggingface":
             said = _to_huggingface(found, sparse.model(found, model, pattern), out, recipe, accuracy)
         else:
             options = {"dtype": dtype, "matmul": matmul, "opset": opset, "dynamic": not fixed}
-            said = _to_onnx(found, sparse.model(found, model, pattern), out, (given, length, data), options)
-    say(f"wrote {out}: {len(said['sparse'])} sparse weights")
+            said = _to_onnx(found, sparse.model(found, model, pattern, low_bits=True), out, inputs, options)
+    say(f"wrote {out}: {_counted(said)}")
     write(json, {"source": source, "to": to, "out": str(out), **said})
 
 
@@ -161,7 +164,7 @@ def _to_onnx(
     with remedies_of_options(REMEDIES):
         done = exporting.to_onnx(model, out, example, **options, data=batches if options["dtype"] == "int8" else None)
     _show(done)
-    return {"sparse": [weight.initializer for weight in done.weights], **done.to_dict()}
+    return {"sparse": [weight.initializer for weight in done.weights], **_widths(model), **done.to_dict()}
 
 
 def _to_safetensors(found: sources.Source, model: str | None, pattern: str | None, out: Path) -> dict[str, Any]:
@@ -182,7 +185,19 @@ def _to_runtime(
     done = exporting.to_runtime(fast, out, example)
     for shapes, answers, calls in zip(done.inputs, done.outputs, done.calls, strict=True):
         say(f"{calls} calls: {shapes} -> {answers}; {done.file_bytes / 1e6:.1f} MB")
-    return {"sparse": sparse_weights, **done.to_dict()}
+    return {"sparse": sparse_weights, **_widths(model), **done.to_dict()}
+
+
+def _counted(said: dict[str, Any]) -> str:
+    """Return how many weights are sparse and layers of low bits."""
+    bits = len(said.get("low_bits", ()))
+    return f"{len(said['sparse'])} sparse weights" + (f", {bits} layers of low bits" if bits else "")
+
+
+def _widths(model: nn.Module) -> dict[str, Any]:
+    """Return the widths of layers of low bits by name, where there are some."""
+    found = {name: low.widths.name for name, low in quantization.of(model).items()}
+    return {"low_bits": found} if found else {}
 
 
 def _to_huggingface(

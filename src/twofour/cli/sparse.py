@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from twofour import checker, export, masks
+from twofour import checker, export, masks, quantization
 from twofour.checkpoints import Checkpoint
 from twofour.cli import source as sources
 from twofour.cli.source import Source
@@ -68,13 +68,14 @@ def weights(found: Source, pattern: str | None) -> Weights:
     return Weights(tensors, {one.name: str(one.promised) for one in held}, {one.name: one.reduction for one in held})
 
 
-def model(found: Source, builder: str | None, pattern: str | None) -> nn.Module:
+def model(found: Source, builder: str | None, pattern: str | None, *, low_bits: bool = False) -> nn.Module:
     """Return the model with masks where its source says that it is sparse.
 
     Args:
         found: The source.
         builder: The model that a file of weights belongs to.
         pattern: What the weights obey, where the source does not say so.
+        low_bits: Whether a model of low bits need not be sparse: the format holds its roundings or codes.
 
     Raises:
         TwofourError: The model cannot be made, or nothing in it is sparse.
@@ -90,9 +91,17 @@ def model(found: Source, builder: str | None, pattern: str | None) -> nn.Module:
         )
     else:
         made = _masked(found, pattern)
-    if not masks.of(made):
-        raise _nothing_sparse(found, f"{type(made).__name__}, every weight of it dense")
-    return made
+    bits = quantization.of(made)
+    if masks.of(made) or (bits and low_bits):
+        return made
+    if bits:
+        raise SourceError(
+            f"nothing in {found.text} is sparse, and the format has no words for its low bits",
+            got=f"{type(made).__name__}, {len(bits)} layers of low bits, every weight dense",
+            wanted="--to onnx or --to runtime, or a pruned model",
+            remedy="twofour.save in Python writes codes of their own width",
+        )
+    raise _nothing_sparse(found, f"{type(made).__name__}, every weight of it dense")
 
 
 def _masked(found: Source, pattern: str | None) -> nn.Module:
@@ -125,7 +134,7 @@ def _filled(found: Source, builder: str | None, pattern: str | None) -> nn.Modul
     contents, made = export.read(found.path), sources.resolve(builder).model()
     said = promised(contents)
     _require_agreed(found, said, pattern)
-    if said:
+    if said or (contents.packed and pattern is None):  # codes of low bits are packed, dense too
         return export.load(found.path, made, masked=True)
     if pattern is None:
         raise SourceError(

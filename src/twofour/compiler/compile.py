@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from twofour import calls
+from twofour import calls, quantization
 from twofour.calls import Example
 from twofour.compiler.against_dense import never_slower
 from twofour.compiler.agreement import TIPPED, has_halves, tipping
@@ -184,7 +184,8 @@ def _as_a_whole(
     plan = fastest_engine(fast, layers, example, terms, graph, model) if graph else layers
     ours = terms.memory == "fast" and terms.computing.device == "cpu" and not terms.native
     if ours and not _empty(reference):
-        plan = never_slower(fast, plan, layers, model, example.run)
+        plan = replace(plan, rounded=bool(quantization.of(model)))
+        plan = never_slower(fast, plan, replace(layers, rounded=plan.rounded), model, example.run)
     plan = _verified(fast, plan, layers, example, reference, model)
     return with_decoding(fast, plan, example, terms) if graph and not terms.native else plan
 

@@ -80,6 +80,7 @@ class Plan:
         steps: Steps and sequences that each recurrent layer saw in the example; empty without one.
         account: What became of the graph, and where the whole model's time goes; None without one.
         whole_ms: Median milliseconds of the whole model on the example, "dense" and "compiled"; empty without one.
+        rounded: Whether the model that was given has layers of low bits, which eager torch computes in floats.
         kept_dense: Layers that are dense since the whole model is faster so, whatever their own times say.
         rules: Which rules of algebra a graph may be rewritten by, "exact" or "close".
         machines: The times these decisions rest on and those of other machines, which `twofour.save` writes.
@@ -100,6 +101,7 @@ class Plan:
     steps: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     account: GraphReport | None = None
     whole_ms: Mapping[str, float] = field(default_factory=dict)
+    rounded: bool = False
     kept_dense: tuple[str, ...] = ()
     rules: str = EXACT
     machines: tuple[MachineTimes, ...] = field(default=(), repr=False)
@@ -114,9 +116,12 @@ class Plan:
         dense, compiled = self.whole_ms["dense"], self.whole_ms["compiled"]
         engine = self.account.engine if self.account else "layers"
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        what = "the model as it was given, in eager torch"
+        if self.rounded:
+            what = "the rounded model in eager torch; the float model is not here"
         return (
             f"one call on the example: dense {dense:.3f} ms, compiled {compiled:.3f} ms, {dense / compiled:.2f} times "
-            f"as fast ({engine}, {threads}; dense is the model as it was given, in eager torch)"
+            f"as fast ({engine}, {threads}; dense is {what})"
         )
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from twofour import calls
+from twofour import calls, quantization
 from twofour.compiler import compile as compile_model
 from twofour.errors import OptimizeError, TwofourError
 from twofour.measure import Record
@@ -68,5 +68,9 @@ def bench(
             wanted="one type in which it compiles",
         )
     meta = {"case": "bench", "model": name, "tokens": tokens_of(calls.Example.of(example).leaves)}
-    meta |= {"refused": refused, "plans": {title: str(getattr(fast, "plan", "")) for title, fast in ours.items()}}
+    meta |= {
+        "rounded": bool(quantization.of(model)),
+        "refused": refused,
+        "plans": {title: str(getattr(fast, "plan", "")) for title, fast in ours.items()},
+    }
     return timed(ours, model, example, asked, without=without, seconds=seconds, meta=meta, tell=tell)
