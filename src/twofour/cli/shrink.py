@@ -19,9 +19,11 @@ from twofour.errors import ShrinkError, cut, one_of
 from twofour.export import save
 from twofour.shrinking import Budget, Report
 from twofour.shrinking.budget import KINDS
+from twofour.shrinking.report import merged
 from twofour.shrinking.shrink import SAMPLES
 from twofour.streaming import result_folder
 from twofour.streaming.companions import companions, copy_companions
+from twofour.structure.coupling.group import some
 from twofour.structure.shrink import cuts_of
 
 WEIGHTS = "model.safetensors"
@@ -191,8 +193,8 @@ def show(report: Report) -> None:
     rows = [(w.name, str(w.before), str(w.after), f"{w.loss:.1%}", w.source) for w in report.widths]
     print_table("channels", ("group", "before", "after", "lost", "by"), rows, right=range(1, 4))
     if report.uncut:
-        said = [uncut.reason.replace("uniform=True", "--uniform") for uncut in report.uncut]
-        rows = [(u.names[0], str(u.size), reason) for u, reason in zip(report.uncut, said, strict=True)]
+        found = [(some(uncut.names), uncut.size, uncut.reason) for uncut in merged(report.uncut)]
+        rows = [(names, str(size), reason.replace("uniform=True", "--uniform")) for names, size, reason in found]
         print_table("", ("stays whole", "channels", "reason"), rows, right=range(1, 2))
     sizes = {"parameters": report.parameters, "MACs": report.macs, "bytes": report.bytes}
     sizes |= {f"milliseconds, {report.timing}:": report.milliseconds} if report.milliseconds else {}

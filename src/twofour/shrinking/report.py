@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import nn
 
-from twofour.structure.shrink import Cut, Uncut
+from twofour.structure.shrink import NO_CONFIGURATION, Cut, Uncut
 
 _REPORT = "_twofour_shrunk"
 
@@ -90,6 +91,11 @@ class Report:
             "numbers": [asdict(number) for number in self.cut.attributes],
         }
 
+    @property
+    def unloadable(self) -> str:
+        """Why `from_pretrained` cannot load what `save_pretrained` writes, "" where it can or there is neither."""
+        return "" if self.config == NO_CONFIGURATION else self.config
+
     def __str__(self) -> str:
         pairs = (("parameters", self.parameters), ("MACs", self.macs), ("bytes", self.bytes))
         lines = [", ".join(f"{what} {a:,} -> {b:,} ({b / max(a, 1):.1%})" for what, (a, b) in pairs)]
@@ -98,11 +104,28 @@ class Report:
             lines[0] += f", {before:.3f} ms -> {after:.3f} ms ({after / before:.1%}), {self.timing}"
         lines += [f"  {name} went" for name in self.layers]
         lines += [f"  {width}" for width in self.widths]
-        lines += [f"  {number}" for number in self.cut.attributes]
-        lines += [f"  {uncut}" for uncut in self.uncut]
+        lines += [f"  {number}" for number in self.cut.attributes if number.before != number.after]
+        lines += [f"  {uncut}" for uncut in merged(self.uncut)]
         lines += [f"  {name} was not solved anew: {reason}" for name, reason in self.skipped]
         lines += [f"  {note}" for note in self.notes]
+        lines += [f"  {unloadable(self.unloadable)}"] if self.unloadable else []
         return "\n".join(lines)
+
+
+def unloadable(reason: str) -> str:
+    """Return the sentence about a folder that `from_pretrained` cannot load."""
+    return (
+        f"from_pretrained cannot load what save_pretrained writes: {reason}; twofour.save and twofour.load can, and "
+        "uniform=True cuts what a configuration can say"
+    )
+
+
+def merged(uncut: Sequence[Uncut]) -> list[Uncut]:
+    """Return channels that stay whole, those of one size and reason together."""
+    found: dict[tuple[int, str], list[str]] = {}
+    for one in uncut:
+        found.setdefault((one.size, one.reason), []).extend(one.names)
+    return [Uncut(tuple(dict.fromkeys(names)), size, reason) for (size, reason), names in found.items()]
 
 
 def share(loss: float) -> str:

@@ -24,7 +24,7 @@ from twofour.progress import Progress
 from twofour.shrinking.budget import Budget, macs, parameters, size
 from twofour.shrinking.build import Built, build, nearest
 from twofour.shrinking.curves import Curve
-from twofour.shrinking.report import Report, Width, attach
+from twofour.shrinking.report import Report, Width, attach, unloadable
 from twofour.shrinking.search import Options, Search
 from twofour.shrinking.shown import require_shown
 from twofour.structure import shrink as structure
@@ -119,6 +119,8 @@ def shrink(
         built = nearest([build(choice, model, batches, display, journal) for choice in found], model, batches)
     small = built.model
     report = _report(model, example, built)
+    if report.unloadable:
+        _log.warning("%s", unloadable(report.unloadable))
     _log.info("shrunk: %s", report)
     attach(small, report)
     return small

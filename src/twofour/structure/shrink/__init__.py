@@ -3,12 +3,13 @@
 from twofour.structure.shrink.absorb import absorbed
 from twofour.structure.shrink.agreement import verify
 from twofour.structure.shrink.channels import Channels, Cuttable, Uncut
-from twofour.structure.shrink.config import configure
+from twofour.structure.shrink.config import NO_CONFIGURATION, configure
 from twofour.structure.shrink.cut import AttributeCut, AxisCut, Cut
 from twofour.structure.shrink.surgery import cut, cuts_of, masked
 from twofour.structure.shrink.trial import channels
 
 __all__ = [
+    "NO_CONFIGURATION",
     "AttributeCut",
     "AxisCut",
     "Channels",

@@ -24,6 +24,10 @@ UNSAID = ("n_inner",)
 Said = dict[str, tuple[int, ...] | int | float]
 
 
+NO_CONFIGURATION = "it is no model of transformers"
+"""What `configure` says of a model that has no configuration to change."""
+
+
 def configure(model: nn.Module, example: Any = None) -> str:
     """Let the configuration of a model that was cut say its sizes, where it can.
 
@@ -41,7 +45,7 @@ def configure(model: nn.Module, example: Any = None) -> str:
     """
     config = getattr(model, "config", None)
     if config is None or not is_hugging_face(model):
-        return "it is no model of transformers"
+        return NO_CONFIGURATION
     wanted = _Wanted(model, config)
     said = copy.deepcopy(config)
     wrong = wanted.wrong(said)
