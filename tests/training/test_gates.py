@@ -352,3 +352,17 @@ def test_groups_that_one_number_counts_are_as_wide_as_the_widest() -> None:
     small: Any = gates.cut(attached.finish(), x)
     assert small.up[0].out_features == small.up[1].out_features == small.width == 56
     torch.testing.assert_close(small(x), model(x))
+
+
+def test_a_pull_that_leaves_the_least_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+    for kept, said in ((64, False), (40, False), (5, True), (1, True)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 4))
+        scheme = gates.attach(model, x, steps=10, strength=4.0, multiple=1)
+        with torch.no_grad():
+            scheme._gated[0].held[0][0][kept:] = 0
+        caplog.clear()
+        scheme.finish()
+        told = [message for message in caplog.messages if "strength=4 may be too much" in message]
+        assert len(told) == said and (not said or f"64 -> {max(kept, 4)}" in told[0])

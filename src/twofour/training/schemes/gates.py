@@ -10,6 +10,7 @@ which gives exact zeros. How many channels of a layer go follows from its own ga
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from twofour.errors import TrainingError, integer_from
 from twofour.layers import require_unwrapped
 from twofour.structure import shrink
+from twofour.structure.coupling.group import some
 from twofour.structure.shrink.widths import widths_of
 from twofour.training.schemes.base import Scheme, require_dense, require_free
 from twofour.training.schemes.gated import LEAST, Gated, block_gates, channel_gates, weigh
@@ -30,6 +32,11 @@ from twofour.training.schemes.slots import Slot
 
 DELTA = 1e-3
 """Share of a layer's sum of squared gates that may go (arXiv 2003.04566)."""
+
+MUCH = 0.9
+"""Share of a group's channels from which it is said that so many go."""
+
+_log = logging.getLogger("twofour.training")
 
 __all__ = ["Gates", "Learned", "attach", "cut", "during", "learned"]
 
@@ -246,12 +253,29 @@ class Gates(Scheme):
         kept, layers = self.keeps()
         widths = {name: (len(keep), int(keep.sum())) for name, keep in kept.items()}
         found = Learned(self._found.plan(kept, layers), widths, layers)  # first: it may refuse
+        self._warn_of_much(widths)
         for one in self._gated:
             if one.name in kept:
                 one.close(~kept[one.name])
         self._let_go(parametrised=True)
         leave(self.model, found)
         return self.model
+
+    def _warn_of_much(self, widths: Mapping[str, tuple[int, int]]) -> None:
+        """Say which groups end at the least that may stay, or lose more than `MUCH`: so much may cost accuracy."""
+        least = {name: widths_of(before, self.multiple, LEAST)[-1] for name, (before, _) in widths.items()}
+        few = {
+            name: (before, after)
+            for name, (before, after) in widths.items()
+            if after < before and (after == least[name] or after < (1 - MUCH) * before)
+        }
+        if few:
+            told = [f"{name} {before} -> {after}" for name, (before, after) in few.items()]
+            _log.warning(
+                "%d of %d groups of channels end at the least that may stay, or lose more than %.0f %%: %s; "
+                "strength=%g may be too much, half of it cuts less",
+                *(len(few), len(widths), 100 * MUCH, some(told), self.strength),
+            )
 
     def remove(self) -> nn.Module:
         """Take the gates off; batch norms keep the scales that they have. See `Scheme.remove`."""
