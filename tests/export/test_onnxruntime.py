@@ -52,12 +52,14 @@ def graph(
     outputs: Sequence[str],
     constants: dict[str, np.ndarray],
     opset: int = 17,
+    lists: Sequence[str] = (),
 ) -> bytes:
-    """A file whose inputs are float32 of these shapes."""
+    """A file whose inputs are float32 of these shapes, and `lists` of whole numbers."""
     made = helper.make_graph(
         list(nodes),
         "test",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()]
+        + [helper.make_tensor_value_info(name, TensorProto.INT64, [None]) for name in lists],
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
@@ -223,6 +225,17 @@ def test_two_products_in_a_row_are_one_part_where_nothing_else_reads_between() -
     ]
     parts = require_same(graph(nodes, {"x": [None, 64]}, ["y", "r"], constants), *feeds)
     assert parts == [["Add", "MatMul"], ["MatMul", "Relu"]]
+
+
+@pytest.mark.parametrize(("between", "inputs"), [(128, 64), (64, 128)])
+def test_two_products_between_which_rows_change_stay_two(between: int, inputs: int) -> None:
+    nodes = [
+        *(node("Gemm", "x w", "h"), node("Relu", "h", "r"), node("Reshape", "r rows", "f")),
+        node("Gemm", "f v", "y"),
+    ]
+    constants = {"w": sparse(64, between), "v": sparse(inputs, 64), "rows": np.array([-1, inputs])}
+    parts = require_same(graph(nodes, {"x": [None, 64]}, ["y"], constants), {"x": numbers(6, 64)})
+    assert sorted(part.count("Gemm") for part in parts) == [1, 1]
 
 
 def test_sums_of_products_and_of_a_product_with_itself() -> None:
@@ -440,6 +453,59 @@ def test_a_graph_that_is_not_optimised_and_a_mask_of_one_number() -> None:
         feed = feed_of(file, 2, 9, 9)
         feed["mask"] = feed["mask"][..., :keys]
         np.testing.assert_allclose(made.run(None, feed)[0], own.run(None, feed)[0], atol=1e-5)
+
+
+def attention(
+    q: Sequence[Any], k: Sequence[Any], v: Sequence[Any], *more: Any, heads: Sequence[Sequence[int]] = (), **given: Any
+) -> bytes:
+    """A file of attention in four heads of 16: nodes that make `q`, `k`, `v` and their shapes, and `more`."""
+    shapes = dict(zip(("qs", "ks", "vs"), heads or [(0, -1, 4, 16)] * 3, strict=True))
+    constants = {name: np.array(shape) for name, shape in shapes.items()}
+    constants |= {"whole": np.array([0, -1, 64]), "quarter": scalar(0.25), **given.pop("constants")}
+    constants = {name: value for name, value in constants.items() if name not in given.get("lists", ())}
+    nodes = [
+        *(*q, *k, *v, node("Reshape", "q qs", "q4"), node("Reshape", "k ks", "k4"), node("Reshape", "v vs", "v4")),
+        node("Transpose", "q4", "qt", perm=[0, 2, 1, 3]),
+        node("Transpose", "k4", "kt", perm=[0, 2, 3, 1]),
+        node("Transpose", "v4", "vt", perm=[0, 2, 1, 3]),
+        *(node("MatMul", "qt kt", "s"), node("Mul", "s quarter", "scaled"), node("Softmax", "scaled", "p")),
+        *(node("MatMul", "p vt", "m"), node("Transpose", "m", "mt", perm=[0, 2, 1, 3])),
+        *(node("Reshape", "mt whole", "y"), *more),
+    ]
+    return graph(nodes, given.pop("inputs"), given.pop("outputs", ["y"]), constants, **given)
+
+
+WEIGHTS = {"wq": sparse(64, 64), "wk": sparse(64, 64), "wv": sparse(64, 64)}
+PRODUCTS = [[node("MatMul", f"x w{name}", name)] for name in "qkv"]
+
+
+@pytest.mark.parametrize("widths", [(64, 128, 128), (128, 64, 64)])
+def test_attention_by_weights_of_other_inputs_keeps_its_products_outside(widths: tuple[int, int, int]) -> None:
+    of = dict(zip("qkv", widths, strict=True))
+    weights = {f"w{name}": sparse(width, 64) for name, width in of.items()}
+    rows = {f"r{name}": np.array([-1, width]) for name, width in of.items()}
+    rows["rv"][0] = 16 * 128 // of["v"]  # ONNX Runtime makes one of two equal Reshape
+    made = [[node("Reshape", f"x r{name}", f"x{name}"), node("Gemm", f"x{name} w{name}", name)] for name in "qkv"]
+    file = attention(*made, inputs={"x": [None, None, 128]}, heads=[(2, -1, 4, 16)] * 3, constants={**rows, **weights})
+    parts = require_same(file, {"x": numbers(2, 8, 128)})
+    (part,) = (part for part in parts if "Softmax" in part)
+    assert part.count("MatMul") == 2 and "Gemm" not in part and len(parts) == 4
+
+
+def test_shapes_whose_count_wraps_are_errors_of_a_run() -> None:
+    file = attention(*PRODUCTS, inputs={"x": [None, None, 64]}, lists=["qs", "ks", "vs", "whole"], constants=WEIGHTS)
+    made = session(file)
+    assert [kind for kind in ours(made)[0] if kind == "MatMul"] == ["MatMul"] * 5
+    right, wrapping = (1, 9, 4, 16), (1, 2**58 + 9, 4, 16)  # that is of 2^64 + 576 numbers
+    assert made.run(None, feed_of_shapes(right, right, (1, 9, 64)))[0].shape == (1, 9, 64)
+    for q, kv in ((right, wrapping), (wrapping, wrapping), (right, (1, -2, -9, 32)), ((1, -1, -1, 16), right)):
+        with pytest.raises(Exception, match="twofour: no tensor can have shape"):
+            made.run(None, feed_of_shapes(q, kv, (1, 9, 64)))
+
+
+def feed_of_shapes(q: Sequence[int], kv: Sequence[int], whole: Sequence[int]) -> dict[str, np.ndarray]:
+    shapes = {"qs": q, "ks": kv, "vs": kv, "whole": whole}
+    return {"x": numbers(1, 9, 64), **{name: np.array(shape) for name, shape in shapes.items()}}
 
 
 def test_attention_to_another_sequence_takes_its_operands_from_products_beside_it() -> None:

@@ -42,6 +42,8 @@ class Matcher {
       const Node* next = graph_.only_reader(one.product->y);
       if (reader == readers.end() || reader->second->product->first || !next) continue;
       Match& last = *reader->second;
+      // A Reshape to other rows may stand between.
+      if (one.product->projection.dense.out != last.product->projection.dense.in) continue;
       const auto& inside = last.product->projection.nodes;
       if (std::find(inside.begin(), inside.end(), graph_.index(*next)) == inside.end()) continue;
       last.product->first = First{one.product->projection, one.product->activation};

@@ -276,6 +276,8 @@ class AttentionReader {
     if (!wanted) return true;
     if (all.size() != 3 || all[0]->x != all[1]->x || all[0]->x != all[2]->x || all[0] == all[1] || all[1] == all[2] || all[0] == all[2])
       return false;
+    // A Reshape in front of a product may make other rows of x than those of the product beside it.
+    if (all[0]->dense.in != all[1]->dense.in || all[0]->dense.in != all[2]->dense.in) return false;
     for (const Projection* one : all) {
       match->projections.push_back(*one);
       views->inside.nodes.insert(one->nodes.begin(), one->nodes.end());

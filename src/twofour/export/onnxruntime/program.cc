@@ -110,7 +110,10 @@ class ProductProgram final : public Program {
         first_activation_(match.first ? match.first->activation : Activation::none),
         first_shaping_(match.first ? match.first->projection.shaping : Shaping{}), shaping_(match.projection.shaping), weight_({places.weight(match.projection)}),
         activation_(match.activation), x_(places.input((match.first ? match.first->projection : match.projection).x)), other_(places.input(match.other)), y_(places.output(match.y)), normed_(places.output(match.normed)),
-        scale_(places.numbers(match.scale)), shift_(places.numbers(match.shift)), eps_(match.eps), threads_(threads) {}
+        scale_(places.numbers(match.scale)), shift_(places.numbers(match.shift)), eps_(match.eps), threads_(threads) {
+    if (first_ && first_->out() != weight_.in())
+      throw Failed("a product of " + std::to_string(weight_.in()) + " inputs cannot read one of " + std::to_string(first_->out()) + " outputs");
+  }
 
   void run(const Api& api, KernelContext* context) override {
     const Tensor<float> x = input_of<float>(api, context, static_cast<size_t>(x_));

@@ -11,16 +11,21 @@ namespace twofour::ort {
 
 using Sizes = std::vector<int64_t>;
 
-inline int64_t count_of(const Sizes& sizes) {
-  int64_t all = 1;
-  for (const int64_t size : sizes) all *= size;
-  return all;
-}
-
 inline std::string text_of(const Sizes& sizes) {
   std::string text;
   for (const int64_t size : sizes) text += (text.empty() ? "" : ", ") + std::to_string(size);
   return "(" + text + ")";
+}
+
+// Throws Failed where a size is negative or the product of those that are not 0 is beyond int64: that of any of them fits.
+inline int64_t count_of(const Sizes& sizes) {
+  int64_t all = 1;
+  bool empty = false;
+  for (const int64_t size : sizes) {
+    empty |= size == 0;
+    if (size < 0 || (size > 0 && __builtin_mul_overflow(all, size, &all))) throw Failed("no tensor can have shape " + text_of(sizes));
+  }
+  return empty ? 0 : all;
 }
 
 template <class Number>
@@ -97,19 +102,16 @@ void for_each(const Sizes& sizes, const Sizes& first, const Sizes& second, const
   }
 }
 
-// The shape that Reshape gives a tensor of `sizes` for its second operand.
+// The shape that Reshape gives a tensor of `sizes` for its second operand; throws Failed where there is none.
 inline Sizes reshaped(const Sizes& sizes, Sizes wanted, bool zero_copies) {
   const int64_t count = count_of(sizes);
-  int64_t known = 1;
-  int left = -1;
+  int64_t* left = nullptr;
   for (size_t i = 0; i < wanted.size(); i++) {
     if (wanted[i] == 0 && zero_copies && i < sizes.size()) wanted[i] = sizes[i];
-    if (wanted[i] == -1) left = static_cast<int>(i);
-    else known *= wanted[i];
+    if (wanted[i] == -1 && !left) *(left = &wanted[i]) = 1;
   }
-  if (left >= 0) wanted[static_cast<size_t>(left)] = known ? count / known : 0;
-  const bool possible = std::all_of(wanted.begin(), wanted.end(), [](int64_t size) { return size >= 0; });
-  if (!possible || count_of(wanted) != count) throw Failed("a tensor of shape " + text_of(sizes) + " cannot have shape " + text_of(wanted));
+  if (const int64_t known = count_of(wanted); left) *left = known ? count / known : 0;
+  if (count_of(wanted) != count) throw Failed("a tensor of shape " + text_of(sizes) + " cannot have shape " + text_of(wanted));
   return wanted;
 }
 

@@ -11,6 +11,7 @@
 #include "kernels/fused_matmul/fused_matmul.h"
 #include "kernels/nm_compress/nm_compress.h"
 #include "native/isa.h"
+#include "ort.h"
 
 namespace twofour::ort {
 namespace {
@@ -89,6 +90,8 @@ SparseWeight::SparseWeight(const std::vector<DenseWeight>& parts) {
   shape_.in = parts.front().in;
   const bool biased = std::any_of(parts.begin(), parts.end(), [](const DenseWeight& one) { return !one.bias.empty(); });
   for (const DenseWeight& part : parts) {
+    if (part.in != shape_.in)
+      throw Failed("weights of " + std::to_string(shape_.in) + " and of " + std::to_string(part.in) + " inputs cannot be one");
     append(part);
     if (!biased) continue;
     std::vector<float> bias = part.bias;

@@ -23,7 +23,7 @@ bool is_two_four(const DenseWeight& weight);
 
 class SparseWeight {
  public:
-  // Weights of one `in`, one below the other. Nothing of them is kept.
+  // Weights of one `in`, one below the other; throws Failed where they differ. Nothing of them is kept.
   explicit SparseWeight(const std::vector<DenseWeight>& parts);
 
   int64_t out() const { return shape_.out; }
