@@ -270,3 +270,43 @@ def test_a_graph_of_a_file_runs_in_floats_where_those_are_faster(tmp_path, graph
     account: Any = again.plan.account  # type: ignore[union-attr]
     assert account.engine == "graph" and not account.left_out, account
     assert not by_kernels(again) and torch.equal(again(x), whole(model, x))
+
+
+class Residual(nn.Module):
+    """A stem, a block with a normalised branch across, and a sum in place: written as models write them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(2, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.first, self.second = nn.Conv2d(8, 16, 3, 2, 1, bias=False), nn.Conv2d(16, 16, 3, 1, 1)
+        self.across, self.last = nn.Conv2d(8, 16, 1, 2, bias=False), nn.Conv2d(16, 16, 3, 1, 1)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(16, affine=index != 1) for index in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.stem(x)).relu()
+        y = self.norms[1](self.second(self.norms[0](self.first(x)).relu()))
+        x = (y + self.norms[2](self.across(x))).relu()
+        y = self.norms[3](self.last(x))
+        y += x
+        return torch.relu_(y)
+
+
+def test_what_stands_behind_a_real_answer_is_part_of_its_call_and_answers_the_same_bits(graph_wins) -> None:
+    torch.manual_seed(0)
+    model, x = Residual(), torch.randn(3, 2, 10, 10)
+    for norm in (module for module in model.modules() if isinstance(module, nn.BatchNorm2d)):
+        for numbers in (norm.running_mean, norm.running_var, norm.weight, norm.bias):
+            if numbers is not None:
+                nn.init.uniform_(numbers, 0.2, 2.0)
+    twofour.quantize(model.eval(), "w2", "a2", data=[x], ends=None)
+    fast = twofour.compile(model, x, graph=True)
+    account: Any = fast.plan.account  # type: ignore[union-attr]
+    named, conv = {share.operator for share in account.after}, "conv of bits + batch_norm"
+    assert account.engine == "graph" and {conv, f"{conv} + relu", f"{conv} + add + relu"} <= named, account.after
+    assert f"conv of bits, {conv} + add + relu" in named and not {"batch_norm", "add", "relu"} & named
+    for images in (x, 3 * torch.randn(1, 2, 10, 10), x.contiguous(memory_format=torch.channels_last)):
+        for _ in range(3):  # by Python, recorded, replayed
+            torch.testing.assert_close(fast(images), whole(model, images), rtol=0, atol=0)
+    x[1, 0, 3, 3] = float("nan")
+    torch.testing.assert_close(fast(x), whole(model, x), rtol=0, atol=0, equal_nan=True)
+    assert fast(x)[1].isnan().any() and fast(x)[[0, 2]].isfinite().all()

@@ -16,6 +16,7 @@ from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.bits_matmul import TERNARY, BitWeight, Levels, bipolar, twos, unsigned
 from twofour.kernels.bits_matmul.conv import (
+    AfterConv,
     BitsConv,
     BitsConvProblem,
     CodedImages,
@@ -276,8 +277,9 @@ def test_what_no_call_may_be_is_refused(row: BitsConv) -> None:
     for empty in ((4, 0), (0, 4)):
         with pytest.raises(ValueError, match="no such convolution"):
             native.extension().bits_conv(
-                row.index, x.contiguous(memory_format=torch.channels_last), prepared.tensor, None, numbers, y, 5, 7,
-                *axes, size[1:], empty, (row.planes, 3, 2), False, 0.5, 0, 3, 1, False, 1,
+                row.index, x.contiguous(memory_format=torch.channels_last), prepared.tensor,
+                None, numbers, None, None, y, 5, 7,
+                *axes, size[1:], empty, (row.planes, 3, 2), False, 0.5, 0, 3, 1, False, False, 1,
             )  # fmt: skip
     prepared.tensor[64] = 9
     with pytest.raises(KernelError, match="as many bytes"):
@@ -298,3 +300,26 @@ def test_a_bias_of_any_strides_is_added_as_it_stands(row: BitsConv) -> None:
     bias = torch.randn(14)[::2]
     y = row.run(x, row.prepare(weight, geometry), bias, BitsConvProblem(geometry, two))
     assert torch.equal(y, bits_conv_reference(x, weight, bias, geometry, two))
+
+
+@each_row(bits_conv_rows())
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("added", [False, True])
+def test_normalisation_sum_and_relu_of_a_real_answer_are_those_of_torch(
+    row: BitsConv, normed: bool, added: bool
+) -> None:
+    for (geometry, size), count in zip(GEOMETRIES, (1, 2, 1, 3, 1, 1), strict=True):
+        out, weight, two = geometry.out_channels, weight_of(twos(2), geometry), Quantization(0.25, bits=2)
+        x, bias = image_of(geometry, size), torch.randn(out, generator=generator(1))
+        x[0, 0, 0, 0] = float("nan")
+        affine = torch.randn(2, out, generator=generator(2)) if normed else None
+        want = bits_conv_reference(x, weight, bias, geometry, two)
+        other = torch.randn(want.shape, generator=generator(3)) if added else None
+        if affine is not None:
+            wide = affine.double().view(2, 1, -1, 1, 1)
+            want = (want.double() * wide[0] + wide[1]).float()  # exact but for the last rounding
+        want = (want if other is None else want + other).relu()
+        problem = BitsConvProblem(geometry, two, after=AfterConv(affine, relu=True))
+        with threads(count):
+            y = row.run(x, row.prepare(weight, geometry), bias, problem, other)
+        assert torch.equal(y.nan_to_num(9.0), want.nan_to_num(9.0)) and y.isnan().any()

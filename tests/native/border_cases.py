@@ -154,6 +154,7 @@ def products(scale: int) -> Iterator[Call]:
     geometry, codes = Geometry(8, 12, (3, 3)), BitWeight(codes.codes[:12, :72].contiguous(), twos(2), torch.ones(12))
     image, sizes = torch.randn(2 * scale, 8, 6, 6).contiguous(memory_format=torch.channels_last), ([6, 6], [4, 4])
     images, answer = CodedImages(False, 12, 2, 2, 2).image_bytes, torch.empty(2 * scale, 12, 4, 4)
+    affine, of_codes = torch.ones(2, 12), (1.0, 0, 3, 1, False)
     for row in bits_conv_rows():
         packed, axes = row.prepare(codes, geometry).tensor, ((3, 1, 0, 1), (3, 1, 0, 1))
         last = answer.contiguous(memory_format=torch.channels_last)
@@ -161,7 +162,22 @@ def products(scale: int) -> Iterator[Call]:
         yield (
             row.isa,
             EXT.bits_conv,
-            [row.index, image, packed, bias[:12], None, last, *many, (0, 1, 1), True, 1.0, 0, 3, 1, False, 1],
+            [
+                row.index,
+                image,
+                packed,
+                bias[:12],
+                None,
+                affine,
+                last.clone(),
+                last,
+                *many,
+                (0, 1, 1),
+                True,
+                *of_codes,
+                True,
+                1,
+            ],
         )
         numbers, coded = (
             torch.zeros(4 * 4 * row.panel, dtype=torch.uint8),
@@ -170,7 +186,7 @@ def products(scale: int) -> Iterator[Call]:
         yield (
             row.isa,
             EXT.bits_conv,
-            [row.index, image, packed, None, numbers, coded, *many, (0, 3, 2), False, 1.0, 0, 3, 1, False, 1],
+            [row.index, image, packed, None, numbers, None, None, coded, *many, (0, 3, 2), False, *of_codes, False, 1],
         )
     for row in native_dense_rows():
         dense = row.prepare(torch.randn(rows, 128)).tensor

@@ -8,6 +8,7 @@ by running these very operators: the codes are those of the model, to the bit.
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,11 +20,12 @@ from twofour import quantization
 from twofour.capture import KEPT
 from twofour.compiler.codes import Codes
 from twofour.compiler.low_bits import LinearOfCodes
+from twofour.compiler.low_bits_after import Behind, behind, held_by
 from twofour.compiler.low_bits_conv import ConvOfCodes
 from twofour.compiler.replaceable import no_kernel
 from twofour.compiler.thresholds import Apply, Sums
 from twofour.errors import KernelError
-from twofour.graph.base import argument, aten, calls, place
+from twofour.graph.base import argument, aten, calls, insert, place, replace_with
 from twofour.kernels.bits_matmul.conv import Requantised
 from twofour.kernels.conv import Geometry
 
@@ -39,30 +41,38 @@ class BitsConvChain(nn.Module):
     Args:
         name: Of the first layer.
         links: The convolutions, the first one first.
+        adds: Whether something is added to the last one's answer.
     """
 
-    def __init__(self, name: str, links: Sequence[ConvOfCodes]) -> None:
+    def __init__(self, name: str, links: Sequence[ConvOfCodes], *, adds: bool = False) -> None:
         super().__init__()
-        self.name, self.links = name, tuple(links)
+        self.name, self.links, self.adds = name, tuple(links), adds
 
     @property
     def label(self) -> str:
         """Return how the account names it."""
-        return ", ".join(["conv of bits"] * len(self.links))
+        after, convs = self.links[-1].problem.after, ", ".join(["conv of bits"] * len(self.links))
+        more = {" + batch_norm": after.affine is not None, " + add": self.adds, " + relu": after.relu}
+        return convs + "".join(name for name, there in more.items() if there)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
         """Return the last convolution's answer: float32 (images, out, height, width), channels last; or of one image.
+
+        Args:
+            x: Images, or one image.
+            other: Added to the answer, where the last convolution's call takes a sum over.
 
         Raises:
             KernelError: The input does not fit.
         """
         if x.ndim == 3:
-            return self.forward(x[None])[0]
+            return self.forward(x[None], None if other is None else other[None])[0]
         problem, size = self.links[0].problem, x.shape[2:]
         try:
             for index, link in enumerate(self.links):
                 answer = link.problem.answer
-                x = link.row.run(x, link.prepared, link.bias, problem)
+                added = other if index == len(self.links) - 1 else None
+                x = link.row.run(x, link.prepared, link.bias, problem, added)
                 if answer is not None:
                     size = link.problem.geometry.output(*size)
                     coded = answer.images(*size)
@@ -132,6 +142,7 @@ def place_low_bits(module: fx.GraphModule, fast: nn.Module, *, hand_on: bool = T
         fast: The model with compiled layers.
         hand_on: Whether convolutions may; without, each stands alone.
     """
+    _whole_norms(module.graph)
     for index, node in enumerate(calls(module.graph, KEPT)):
         layer = fast.get_submodule(str(node.args[1]))
         low = quantization.held_by(layer)
@@ -153,8 +164,8 @@ def place_low_bits(module: fx.GraphModule, fast: nn.Module, *, hand_on: bool = T
         run = [last]
         while run[0] in before:
             run.insert(0, before[run[0]][0])
-        chain = BitsConvChain(str(run[0].args[1]), [links[one] for one in run])
-        _place(module, last, run[0].args[:1], f"bits_conv_{index}", chain)
+        found = behind(module, last) if hand_on else None
+        _place_chain(module, run, [links[one] for one in run], found, f"bits_conv_{index}")
     module.graph.eliminate_dead_code()
     module.graph.lint()
     return len(before)
@@ -163,6 +174,33 @@ def place_low_bits(module: fx.GraphModule, fast: nn.Module, *, hand_on: bool = T
 def _place(module: fx.GraphModule, node: fx.Node, args: tuple[Any, ...], name: str, layer: nn.Module) -> None:
     node.args = args
     place(module, node, name, layer)
+
+
+def _whole_norms(graph: fx.Graph) -> None:
+    """Let normalisations that a capture took apart, as where a model writes in place, be one call each again."""
+    for node in calls(graph, aten._native_batch_norm_legit_no_training.default):
+        answers = list(node.users)
+        if len(answers) == 1 and answers[0].target is operator.getitem and answers[0].args[1] == 0:
+            momentum, eps = node.args[5:]
+            args = (*node.args[:5], False, momentum, eps, False)
+            replace_with(answers[0], insert(node, aten.batch_norm.default, args, answers[0]))
+            graph.erase_node(node)
+
+
+def _place_chain(
+    module: fx.GraphModule, run: Sequence[fx.Node], links: list[ConvOfCodes], found: Behind | None, name: str
+) -> None:
+    """Let one call stand for convolutions in a row and what it takes over behind the last one."""
+    args, first = run[0].args[:1], str(run[0].args[1])
+    if found is None:
+        return _place(module, run[-1], args, name, BitsConvChain(first, links))
+    *within, end = found.nodes
+    links[-1] = replace(links[-1], problem=replace(links[-1].problem, after=found.after))
+    args = args if found.other is None else (*args, found.other)
+    end.kwargs = {}
+    _place(module, end, args, name, BitsConvChain(first, links, adds=found.other is not None))
+    for node in reversed(within):
+        module.graph.erase_node(node)
 
 
 def _low_bits(fast: nn.Module, node: Any) -> ConvOfCodes | None:
@@ -225,20 +263,11 @@ def _monotone(module: fx.GraphModule, node: fx.Node, *, pooled: bool) -> Apply |
         low, high = argument(node, 1, "min_val", -1.0), argument(node, 2, "max_val", 1.0)
         return lambda x: torch.clamp(x, low, high)
     if node.target is aten.batch_norm.default and not pooled and not argument(node, 5, "training"):
-        weight, bias, mean, variance = (_held(module, part) for part in node.args[1:5])
+        weight, bias, mean, variance = (held_by(module, part) for part in node.args[1:5])
         momentum, eps = argument(node, 6, "momentum"), argument(node, 7, "eps")
         if isinstance(mean, Tensor) and isinstance(variance, Tensor):
             return lambda x: torch.batch_norm(x, weight, bias, mean, variance, False, momentum, eps, False)
     return None
-
-
-def _held(module: fx.GraphModule, part: Any) -> Any:
-    if not isinstance(part, fx.Node) or part.op != "get_attr":
-        return part
-    found: Any = module
-    for name in str(part.target).split("."):
-        found = getattr(found, name)
-    return found
 
 
 def _thresholds(

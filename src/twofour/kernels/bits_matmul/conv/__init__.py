@@ -8,10 +8,11 @@ from twofour.kernels.bits_matmul.conv.codes import (
     requantise,
 )
 from twofour.kernels.bits_matmul.conv.reference import bits_conv_reference, whole_convolution
-from twofour.kernels.bits_matmul.conv.rows import BitsConv, BitsConvProblem, bits_conv_rows
+from twofour.kernels.bits_matmul.conv.rows import AfterConv, BitsConv, BitsConvProblem, bits_conv_rows
 
 __all__ = [
     "MOST_BITS",
+    "AfterConv",
     "BitsConv",
     "BitsConvProblem",
     "CodedImages",

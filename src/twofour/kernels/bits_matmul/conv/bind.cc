@@ -68,9 +68,9 @@ void bind_bits_conv(nb::module_& m) {
   // y the same for `to`. Returns false, without touching y, when `weight` was made for another layout or shape. `high`,
   // `wide`: taps, stride, padding, dilation; `image`, `size`: height and width of x and of the convolution's own answer.
   bind_call(m, "bits_conv", +[](RowOf<BitsConvKernel> index, const Operand& x, const Operand& weight, const Operand& bias,
-                                const Operand& numbers, const Answer& y, int64_t in, int64_t out, Axis high, Axis wide,
+                                const Operand& numbers, const Operand& affine, const Operand& other, const Answer& y, int64_t in, int64_t out, Axis high, Axis wide,
                                 std::array<int64_t, 2> image, std::array<int64_t, 2> size, std::array<int64_t, 3> to, bool dynamic, float x_scale,
-                                int x_zero, int most, int factor, bool centred, Threads threads) {
+                                int x_zero, int most, int factor, bool centred, bool relu, Threads threads) {
     static Scratch scratch;
     const BitsConvKernel& kernel = row(kBitsConvKernels, index);
     const Border border(kernel.name);
@@ -96,9 +96,20 @@ void bind_bits_conv(nb::module_& m) {
                                                                           back.shape[3] == size[1])),
                    y, "answer", "the images of the input, and channels and pixels of the answer");
     const Numbers added = border.numbers(bias, "bias", out);
+    border.require(!numbers.given() || (!affine.given() && !other.given() && !relu), y, "answer", "real numbers, which more is done with");
+    AfterConv after{nullptr, nullptr, nullptr, relu};
+    if (affine.given()) {
+      const View both = border.exactly(affine, "scale and shift", {Type::f32}, 2 * out);
+      after.scale = floats(both), after.shift = after.scale + out;
+    }
+    if (other.given()) {
+      const View sum = pixels(border, other, "other");
+      border.require(std::equal(sum.shape, sum.shape + 4, back.shape), other, "other", "the images, channels and pixels of the answer");
+      after.other = floats(sum);
+    }
     BitsConv args{from.data, coded, nullptr, nullptr, added.data(), back.data, from.shape[0], in,
                   out, axis(high, image[0], size[0]), axis(wide, image[1], size[1]),
-                  {dynamic, x_scale, x_zero, 1.0f, 0, most, factor, centred}, answer, threads, nullptr};
+                  {dynamic, x_scale, x_zero, 1.0f, 0, most, factor, centred}, answer, after, threads, nullptr};
     const int64_t taps = args.height.taps * args.width.taps, tap = round_up(in, kernel.unit);
     const PackedWeight packed(border, weight);
     if (!packed.made_for(kernel.dtype, kernel.layout, out, taps * tap)) return false;

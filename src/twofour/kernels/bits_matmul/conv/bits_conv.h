@@ -38,6 +38,13 @@ struct Requantised {
 constexpr int64_t kLookupsCode = 15, kLookupsSum = 65535;
 constexpr double kLookupsBytes = double(int64_t{1} << 31);
 
+// What becomes of a real answer v, after its bias: relu(v scale + shift + other), the product and the first sum rounded once
+// as torch's batch normalisation does. Each may be null or false; scale and shift are there together.
+struct AfterConv {
+  const float *scale, *shift, *other;  // of outputs; of every number of the answer, which it stands as
+  bool relu;
+};
+
 // One call. Images have their channels densest. `weight` is a layout of bits.h with (taps, codes of a pixel) inputs an output
 // and, behind it, the sum of an output's values at each tap, a padded row of outputs for each. `bias` may be null.
 struct BitsConv {
@@ -51,6 +58,7 @@ struct BitsConv {
   ConvAxis height, width;
   Quantization quantization;
   Requantised answer;
+  AfterConv after;
   int threads;
   void* workspace;
 };

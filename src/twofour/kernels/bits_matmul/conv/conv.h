@@ -112,6 +112,7 @@ void pack_row(const BitsConv& a, const ConvPlan& plan, int64_t n, int64_t r, Ima
 struct Chunk {
   int64_t first, count;
   char* answer;    // of the image
+  const float* other;  // of the image, or null
   uint8_t* codes;  // of the pixels, where the answer is of codes
   const OutputPixel* pixels;
   ImageFacts facts;
@@ -194,20 +195,43 @@ struct ConvFinish {
     if (at.zero != 0) v -= (U)ints(pixel.inside + at.row) * at.zero;
     return (I)v;
   }
+  // y * factor + shift, rounded once in every set.
+  static TWOFOUR_INLINE typename V::reg rounded_once(typename V::reg y, typename V::reg factor, typename V::reg shift) {
+#if defined(TWOFOUR_SET_avx2) || defined(__aarch64__)
+    return V::fma(y, factor, shift);
+#else
+    for (int i = 0; i < V::width; i++) y[i] = __builtin_fmaf(y[i], factor[i], shift[i]);
+    return y;
+#endif
+  }
   void reals(const int32_t* sums, int64_t tokens, int64_t place, int64_t row) const {
     const Vector at = vector_at(row);
     const auto bias = a.bias == nullptr ? V::zero() : V::load(a.bias + row, at.rows);
     const auto scales = V::load_unaligned(w.scales + row);
     const OutputPixel* pixel = chunk.pixels + place;
-    float* to = reinterpret_cast<float*>(chunk.answer) + (chunk.first + place) * a.out_channels + row;
-    for (const int64_t channels = a.out_channels; tokens-- > 0; pixel++, sums += V::width, to += channels) {
+    const int64_t channels = a.out_channels, from = (chunk.first + place) * channels + row;
+    float* to = reinterpret_cast<float*>(chunk.answer) + from;
+    const bool normed = a.after.scale != nullptr, relu = a.after.relu;
+    const auto factor = normed ? V::load(a.after.scale + row, at.rows) : V::zero();
+    const auto shift = normed ? V::load(a.after.shift + row, at.rows) : V::zero();
+    const float* other = a.after.other == nullptr ? nullptr : chunk.other + from;
+    for (; tokens-- > 0; pixel++, sums += V::width, to += channels) {
       typename V::reg y = V::to_real((typename V::ints)whole(at, sums, *pixel)) * (V::all(pixel->scale) * scales);
 #if defined(__x86_64__)
       asm("" : "+v"(y));  // rounded before the sum, as the reference does
 #elif defined(__aarch64__)
       asm("" : "+w"(y));
 #endif
-      V::store(to, y + bias, at.rows);
+      y += bias;
+#if defined(__x86_64__)
+      asm("" : "+v"(y));  // rounded before the product: the sum with the bias is not its
+#elif defined(__aarch64__)
+      asm("" : "+w"(y));
+#endif
+      if (normed) y = rounded_once(y, factor, shift);
+      if (other != nullptr) y += V::load(other, at.rows), other += channels;
+      if (relu) y = V::max(V::zero(), y);  // a NaN, the second one, stays
+      V::store(to, y, at.rows);
     }
   }
   // `Most`: of a code, 0 where it varies.
@@ -402,9 +426,10 @@ void conv_images(const BitsConv& a) {
         const int64_t rows = least(plan.rows, a.height.output - c * plan.rows), first = c * plan.rows * a.width.output;
         uint8_t* codes = a.answer.numbers == nullptr ? nullptr : staged + plan.staged;
         auto* outputs = reinterpret_cast<OutputPixel*>(staged + plan.pixels);
+        const float* other = a.after.other == nullptr ? nullptr : a.after.other + n * pixels * a.out_channels;
         output_pixels(a, plan, w.sums, *facts, first, rows * a.width.output, outputs);
         conv_chunk(a, plan, w, tiles,
-                      {first, rows * a.width.output, a.y + n * answer, codes, outputs, *facts},
+                      {first, rows * a.width.output, a.y + n * answer, other, codes, outputs, *facts},
                       reinterpret_cast<char*>(staged) + plan.scratch);
       }
       if (team.me == 0 && a.answer.numbers != nullptr) {

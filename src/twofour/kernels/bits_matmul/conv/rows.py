@@ -18,6 +18,7 @@ from twofour.kernels.conv import Geometry, Images, channels_last, require_image,
 from twofour.kernels.problem import MaybeTensor
 from twofour.kernels.quantization import Quantization
 from twofour.packing import layout_head
+from twofour.shapes import Float32
 
 LOOKUPS = "bits_lookups"
 """The layout of the row that looks up sums of codes."""
@@ -32,6 +33,22 @@ LARGEST = 2**31
 """Bytes that the codes of an image with its zeros, and tables of a row of windows, stay below: places are int32."""
 
 
+@dataclass(frozen=True, eq=False)
+class AfterConv:
+    """What becomes of a real answer: relu(answer * scale + shift + other), its product and first sum rounded once.
+
+    Attributes:
+        affine: float32 (2, out), scales and shifts of a normalisation; None: there is none.
+        relu: Whether the least of an answer is zero.
+    """
+
+    affine: Float32[Tensor, "two out"] | None = None
+    relu: bool = False
+
+
+PLAIN = AfterConv()
+
+
 @dataclass(frozen=True)
 class BitsConvProblem:
     """What a convolution of codes computes.
@@ -41,12 +58,14 @@ class BitsConvProblem:
         quantization: Bits, levels and range of the inputs; a dynamic range is that of an image.
         answer: How sums become codes; None: the answer is real. The range of the inputs is static then.
         coded: How the codes of the input stand, where it is of codes.
+        after: What becomes of a real answer.
     """
 
     geometry: Geometry
     quantization: Quantization
     answer: Requantised | None = None
     coded: CodedImages | None = None
+    after: AfterConv = PLAIN
 
 
 @dataclass(frozen=True)
@@ -140,7 +159,7 @@ class BitsConv(Row):
             weight: What `prepare` returned for the problem's geometry.
             bias: float32 (out,) or None; None for an answer of codes, which has it in its thresholds.
             problem: What is computed.
-            other: None: nothing is added.
+            other: float32 of the answer's shape, added to a real answer as the problem's `after` says; or None.
 
         Returns:
             float32 (images, out, height, width) in torch.channels_last, or codes as the problem's `answer` says, uint8
@@ -150,7 +169,7 @@ class BitsConv(Row):
             KernelError: Operands do not fit, or the weight was prepared for another row or geometry.
         """
         geometry, quantization, answer, coded = problem.geometry, problem.quantization, problem.answer, problem.coded
-        assert other is None and (answer is None or bias is None)
+        assert answer is None or (bias is None and other is None)
         self._require_own(problem)
         if coded is None:
             size, x = require_image(x, geometry, None), channels_last(x)
@@ -159,18 +178,15 @@ class BitsConv(Row):
             image = coded.height, coded.width
             size = geometry.output(*image)
         numbers = None if answer is None else answer.numbers(self.panel)
-        if answer is None:
-            shape = len(x), geometry.out_channels, *size
-            y = torch.empty(shape, dtype=torch.float32, memory_format=torch.channels_last, device="cpu")
-        else:
-            images = answer.images(*size)
-            y = torch.empty((len(x), images.image_bytes), dtype=torch.uint8, device="cpu")
+        y = self._empty(len(x), geometry, answer, size)
+        after, other = problem.after, None if other is None else channels_last(other)
         axes = [(geometry.kernel[i], geometry.stride[i], geometry.before[i], geometry.dilation[i]) for i in range(2)]
         to = (0, 1, 1) if answer is None else (int(answer.planes), len(answer.thresholds), answer.pool)
         options = quantization.most, quantization.factor, quantization.levels != "unsigned"
         fits = native.extension().bits_conv(
-            *(self.index, x, weight.tensor, bias, numbers, y, geometry.in_channels, geometry.out_channels, *axes),
-            *(image, size, to, *quantization.codes[:3], *options, native.threads()),
+            *(self.index, x, weight.tensor, bias, numbers, after.affine, other, y),
+            *(geometry.in_channels, geometry.out_channels, *axes, image, size, to),
+            *(*quantization.codes[:3], *options, after.relu, native.threads()),
         )
         if not fits:
             raise KernelError(
@@ -180,6 +196,13 @@ class BitsConv(Row):
                 remedy="prepare the weight with this row and this geometry",
             )
         return y
+
+    @staticmethod
+    def _empty(count: int, geometry: Geometry, answer: Requantised | None, size: tuple[int, int]) -> Tensor:
+        if answer is not None:
+            return torch.empty((count, answer.images(*size).image_bytes), dtype=torch.uint8, device="cpu")
+        shape = count, geometry.out_channels, *size
+        return torch.empty(shape, dtype=torch.float32, memory_format=torch.channels_last, device="cpu")
 
     def _require_own(self, problem: BitsConvProblem) -> None:
         """Refuse thresholds and codes of another convolution, which whole panels and words may hide."""

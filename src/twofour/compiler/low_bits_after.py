@@ -1,0 +1,125 @@
+"""What stands behind a convolution of low bits whose answer is real: a normalisation, a sum, a ReLU, in its own call.
+
+The answer stays that of torch's operators to the bit: a batch normalisation is one multiply-add for each number, by a
+scale and a shift that torch's own operator is asked for, and where it answers otherwise on probes it stays a call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from twofour.capture import changes_in_place
+from twofour.graph.base import argument, aten, is_float32, same_size
+from twofour.kernels.bits_matmul.conv import AfterConv
+from twofour.kernels.problem import MaybeTensor
+
+PROBES = 64
+"""Numbers of each channel on which a normalisation has to be a multiply-add."""
+
+
+@dataclass(frozen=True)
+class Behind:
+    """What one call of a convolution takes over.
+
+    Attributes:
+        nodes: From the convolution's reader to the last one, in order.
+        after: What they compute.
+        other: What is added; None: nothing.
+    """
+
+    nodes: tuple[fx.Node, ...]
+    after: AfterConv
+    other: fx.Node | None
+
+
+def behind(module: fx.GraphModule, conv: fx.Node) -> Behind | None:
+    """Return what a convolution's call takes over, None where nothing stands behind it that it can.
+
+    Args:
+        module: The graph's.
+        conv: The convolution; its answer is real.
+    """
+    affine: MaybeTensor = None
+    other: fx.Node | None = None
+    relu, at = False, conv
+    nodes: list[fx.Node] = []
+    while len(at.users) == 1 and not relu:
+        node = next(iter(at.users))
+        if not is_float32(node):
+            break
+        if affine is None and other is None and (scaled := _affine(module, node, at)) is not None:
+            affine = scaled
+        elif other is None and (added := _added(node, at)) is not None:
+            other = added
+        elif node.target in (aten.relu.default, aten.relu_.default):
+            relu = True
+        else:
+            break
+        nodes.append(node)
+        at = node
+    if not nodes or not _movable(module, conv, nodes):
+        return None
+    return Behind(tuple(nodes), AfterConv(affine, relu), other)
+
+
+def _movable(module: fx.GraphModule, conv: fx.Node, nodes: list[fx.Node]) -> bool:
+    """Tell whether nothing writes into a tensor between a convolution and the last node, which its call moves to."""
+    order = list(module.graph.nodes)
+    between = order[order.index(conv) : order.index(nodes[-1])]
+    return not any(changes_in_place(node) for node in between if node.op == "call_function" and node not in nodes)
+
+
+def _added(node: fx.Node, at: fx.Node) -> fx.Node | None:
+    """Return what a node adds to `at`, a tensor of its size."""
+    if node.target not in (aten.add.Tensor, aten.add_.Tensor) or len(node.args) != 2 or node.kwargs:
+        return None
+    a, b = node.args
+    other = b if a is at else a
+    if node.target is aten.add_.Tensor and a is not at:
+        return None  # it writes into the other one
+    if not isinstance(other, fx.Node) or other is at or not is_float32(other):
+        return None
+    return other if same_size(other, at) and same_size(node, at) else None
+
+
+def _affine(module: fx.GraphModule, node: fx.Node, at: fx.Node) -> Tensor | None:
+    """Return scale and shift of a batch normalisation of `at`: float32 (2, channels)."""
+    if node.target is not aten.batch_norm.default or node.args[0] is not at or argument(node, 5, "training"):
+        return None
+    weight, bias, mean, variance = (held_by(module, part) for part in node.args[1:5])
+    affine = all(one is None or isinstance(one, Tensor) for one in (weight, bias))
+    if not affine or not isinstance(mean, Tensor) or not isinstance(variance, Tensor):
+        return None
+    eps = float(argument(node, 7, "eps"))
+
+    def normed(x: Tensor, weight: MaybeTensor, bias: MaybeTensor, mean: Tensor) -> Tensor:
+        with torch.no_grad():
+            return torch.batch_norm(x, weight, bias, mean, variance, False, 0.0, eps, False)
+
+    of_channels = (1, len(mean), 1, 1)
+    zeros = torch.zeros_like(mean)
+    scale = normed(torch.ones_like(mean).view(of_channels), weight, None, zeros)  # 1 * scale + 0
+    shift = normed(zeros.view(of_channels), weight, bias, mean)
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.randn(1, len(mean), PROBES, 1, generator=generator, dtype=torch.float32, device="cpu")
+    probes = (spread * (variance.detach() + eps).sqrt().view(of_channels) + mean.detach().view(of_channels)).contiguous(
+        memory_format=torch.channels_last
+    )
+    want = (probes.double() * scale.double() + shift.double()).float()  # the product is exact, the sum rounds once more
+    if not torch.equal(normed(probes, weight, bias, mean), want):
+        return None
+    return torch.stack([scale.flatten(), shift.flatten()])
+
+
+def held_by(module: fx.GraphModule, part: Any) -> Any:
+    """Return the tensor that an argument reads from the graph's module, or the argument itself."""
+    if not isinstance(part, fx.Node) or part.op != "get_attr":
+        return part
+    found: Any = module
+    for name in str(part.target).split("."):
+        found = getattr(found, name)
+    return found
