@@ -108,8 +108,10 @@ TWOFOUR_NOINLINE void finish_as(const Matmul& a, const WholeRows& weight, const 
 template <class V>
 inline void finish_sums(const Matmul& a, const WholeRows& weight, const int32_t* sums, int64_t vectors, int64_t stride,
                         const Range* ranges, int64_t first, int64_t tokens, int64_t row, int64_t end) {
+  bool one = !a.quantization.dynamic;  // range for all tokens; of codes, one that holds NaN has a scale of its own
+  for (int64_t t = first; t < first + tokens; t++) one &= ranges[t].scale == ranges[t].scale;
   with_answers(a, [&](auto as) {
-    const auto finish = a.quantization.dynamic ? finish_as<V, decltype(as), false> : finish_as<V, decltype(as), true>;
+    const auto finish = one ? finish_as<V, decltype(as), true> : finish_as<V, decltype(as), false>;
     finish(a, weight, sums, vectors, stride, ranges, first, tokens, row, end);
   });
 }
