@@ -329,6 +329,13 @@ def _require_dense(model: Any) -> None:
             "there is no model to prune", got=type(model).__name__, wanted="a torch.nn.Module", remedy=remedy
         )
     require_unwrapped(model)
+    if found := compiled_parts(model):
+        raise LayerError(
+            "a compiled model cannot be pruned",
+            got=found,
+            wanted="the dense model that it was compiled from, or one that is masked",
+            remedy="prune that one and compile again, or twofour.load(path, model, masked=True) a saved file",
+        )
     if found := describe_attached(model):
         raise LayerError(
             "a model that something is attached to for training cannot be pruned",
@@ -336,13 +343,6 @@ def _require_dense(model: Any) -> None:
             wanted="a plain model",
             remedy="end it first: finish() of a scheme keeps what was trained, remove() of SDGP's handle its weights;"
             " of low bits, prune first and quantise then, or twofour.quantization.remove(model)",
-        )
-    if found := compiled_parts(model):
-        raise LayerError(
-            "a compiled model cannot be pruned",
-            got=found,
-            wanted="the dense model that it was compiled from, or one that is masked",
-            remedy="prune that one and compile again, or twofour.load(path, model, masked=True) a saved file",
         )
 
 

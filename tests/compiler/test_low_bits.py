@@ -21,7 +21,7 @@ from twofour.compiler.graph_low_bits import widths_and_kernels
 from twofour.compiler.low_bits import LinearOfCodes
 from twofour.compiler.terms import Terms
 from twofour.compiler.unpacked import Reads
-from twofour.errors import KernelError, QuantizationError
+from twofour.errors import KernelError, LayerError, QuantizationError
 from twofour.kernels.bits_matmul import BitWeight, bits_rows, twos
 from twofour.kernels.dense_matmul import PLAIN
 from twofour.measure.cache import Cache
@@ -149,6 +149,13 @@ def test_what_the_time_of_a_graph_follows_from_tells_recipes_apart() -> None:
     found += [facts(inputs=None), facts(data=data), facts({"0": "w4"}, group=32), facts(symmetric=False)]
     found += [facts(scales="tensor")]
     assert len(set(found)) == len(found)
+
+
+def test_a_compiled_model_is_refused_as_that_where_it_is_to_be_pruned() -> None:
+    fast = twofour.compile(of_bits("w2", "a2"), tokens=(3,), graph=False)
+    assert "widths=w2a2" in str(fast)
+    with pytest.raises(LayerError, match="a compiled model cannot be pruned"):
+        twofour.prune(fast, "2:4")
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.001])

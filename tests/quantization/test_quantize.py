@@ -3,6 +3,7 @@
 import copy
 import pickle
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 
 import twofour
 from twofour import masks, quantization
+from twofour.engines import onnxruntime
 from twofour.errors import DataError, QuantizationError
 from twofour.quantization import Widths
 from twofour.quantization.carried import TINY
@@ -272,6 +274,28 @@ def test_the_ends_of_a_model_have_eight_bits_and_rules_stand_above() -> None:
     assert names({"2": "float", "*": "w2"}, {"4": "a4", "*": "a1"}) == ["w2a1", "w2a4"]
     assert names("b3", "s4", skip=["0"]) == ["b3s4", "b3s4"]
     assert names("ternary", None) == ["w8", "w1.58", "w8"]
+
+
+def test_a_rule_behind_one_for_every_layer_is_refused() -> None:
+    for rules in ({"*": "w2", "0": "w4"}, {"0": "w3", "**": "w2", "2": "w4"}):
+        with pytest.raises(QuantizationError, match=r"a rule of weights can never apply\n  got +'[02]' behind '\*+'"):
+            twofour.quantize(mlp(), rules, "a8")
+    with pytest.raises(QuantizationError, match="a rule of activations can never apply"):
+        twofour.quantize(mlp(), "w2", {"*": "a8", "4": "a4"})
+
+
+@pytest.mark.parametrize(("weights", "inputs"), [("w4", "a8"), ("w1", "a2")])
+def test_onnx_runtime_is_given_the_roundings(weights: str, inputs: str) -> None:
+    model, x = twofour.quantize(mlp(), weights, inputs), torch.randn(3, 32)
+    answer = onnxruntime(SimpleNamespace(model=model, inputs=(x,)), "float32", 1)  # type: ignore[arg-type]
+    torch.testing.assert_close(torch.from_numpy(answer()), model(x).detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_layer_says_its_widths() -> None:
+    model = twofour.quantize(mlp(), {"0": "w4"}, "a8", group=16, symmetric=False)
+    assert "bias=True, widths=w4a8, group=16, symmetric=False)" in str(model[0])  # type: ignore[index]
+    model = twofour.quantize(convnet(), "w2", "a2", data=[torch.randn(2, 1, 8, 8)], scales="tensor", ends=None)
+    assert str(model[0]).endswith(", widths=w2a2, scales='tensor', learned input step)")  # type: ignore[index]
 
 
 def test_finetune_trains_it_with_and_without_a_teacher() -> None:

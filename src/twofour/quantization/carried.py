@@ -85,6 +85,14 @@ class LowBits:
         return {**self.__dict__, "whole": False, "sound": ()}
 
     @property
+    def said(self) -> str:
+        """Widths, groups, zero points and ranges, as the text of a layer has them."""
+        found = [f"widths={self.widths.name}"]
+        found += [f"group={self.group}"] * bool(self.group) + ["symmetric=False"] * self.shifted
+        found += ["scales='tensor'"] * self.per_tensor + ["learned input step"] * self.static
+        return ", ".join(found)
+
+    @property
     def keeps_zeros(self) -> bool:
         """Whether a weight of zero is the whole number zero: see `layers.attachments.keeps_zeros`."""
         return self.widths.weights.has_zero

@@ -30,6 +30,10 @@ PRODUCTS = 32
 class LowBitLinear(nn.Linear):
     """A Linear of low bits: (..., in) -> (..., out)."""
 
+    def extra_repr(self) -> str:
+        """Return what a Linear says of itself, and its widths."""
+        return f"{super().extra_repr()}, {self.__dict__[CARRIED].said}"
+
     def forward(self, input: Tensor) -> Tensor:
         """Return the sum of rounded inputs times rounded weights, scaled, plus the bias."""
         answer = _by_kernels(self, input)
@@ -38,6 +42,10 @@ class LowBitLinear(nn.Linear):
 
 class LowBitConv2d(nn.Conv2d):
     """A Conv2d of low bits: (images, channels, height, width) -> (images, out, height, width), or one image."""
+
+    def extra_repr(self) -> str:
+        """Return what a Conv2d says of itself, and its widths."""
+        return f"{super().extra_repr()}, {self.__dict__[CARRIED].said}"
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the same for every place of an image; what it is padded with is exactly zero."""

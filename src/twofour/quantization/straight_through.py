@@ -70,27 +70,41 @@ class _Valued(torch.autograd.Function):
         return gradients[0], None
 
 
+class _NoContext:
+    """Stands for the context of a call without gradients."""
+
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        pass
+
+
+def _made(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+    """Return the value of a function; without gradients of its operators alone, which every tracer follows."""
+    if torch.is_grad_enabled():
+        return cast(Tensor, function.apply(*arguments))
+    return function.forward(_NoContext(), *arguments)
+
+
 def nearest(values: Tensor, rounded: Round, least: Tensor | float, most: Tensor | float) -> Tensor:
     """Return rounded values between two levels; gradients pass between them and stop outside."""
     bounds = (torch.as_tensor(bound, dtype=values.dtype, device=values.device) for bound in (least, most))
-    return cast(Tensor, _Nearest.apply(values, rounded, *bounds))
+    return _made(_Nearest, values, rounded, *bounds)
 
 
 def straight(values: Tensor, rounded: Round) -> Tensor:
     """Return rounded values; every gradient passes."""
-    return cast(Tensor, _Straight.apply(values, rounded))
+    return _made(_Straight, values, rounded)
 
 
 def valued(values: Tensor, others: Tensor) -> Tensor:
     """Return other values of the same shape; every gradient passes to the first."""
-    return cast(Tensor, _Valued.apply(values, others))
+    return _made(_Valued, values, others)
 
 
 def by_sign(values: Tensor) -> Tensor:
     """Return 1 where a value is zero or more, else -1; gradients pass where |x| <= 1."""
-    return cast(Tensor, _Sign.apply(values))
+    return _made(_Sign, values)
 
 
 def scaled_gradient(value: Tensor, factor: float) -> Tensor:
     """Return the value itself, whose gradient is multiplied by a factor."""
-    return cast(Tensor, _Scaled.apply(value, factor))
+    return _made(_Scaled, value, factor)

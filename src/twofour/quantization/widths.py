@@ -143,6 +143,14 @@ class Rules:
                 remedy='a width alone is for every layer: "w2"',
             )
         require_matches(model, known, f"a rule of {role}", QuantizationError)
+        globs = list(known)
+        if (every := next((at for at, glob in enumerate(globs) if not glob.strip("*")), len(globs))) < len(globs) - 1:
+            raise QuantizationError(
+                f"a rule of {role} can never apply",
+                got=f"{globs[every + 1]!r} behind {globs[every]!r}, which matches every layer",
+                wanted="the rule for all others at the end: the first that matches decides",
+                remedy=cut(repr({glob: known[glob] for glob in (*globs[every + 1 :], globs[every])}), 120),
+            )
         return cls(tuple((glob, encoding_of(text, role)) for glob, text in known.items()))
 
     def find(self, layer: str) -> tuple[Bits | None, bool]:
