@@ -11,8 +11,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import twofour
 from tests.cli.small import refused
-from twofour import measure
+from twofour import measure, optimizing
+from twofour.cli.bench import show
 
 QUICK = ("--without", "torch.compile", "--without", "OpenVINO", "--without", "ONNX Runtime", "--seconds", "0.02")
 MAGNITUDE = ("--criterion", "magnitude", *QUICK)
@@ -89,6 +91,18 @@ def test_a_folder_of_sentence_transformers_is_judged_by_its_embeddings(run: Any)
     assert "not used" not in scope["fast"].plan.account.reason, "the file's graph fits the model of the printed program"
     answer = scope["fast"](input_ids=ids[:1], attention_mask=torch.ones_like(ids[:1]))
     assert answer.last_hidden_state.shape == (1, 12, 32)
+
+
+@pytest.mark.parametrize("rounded", [True, False])
+def test_bench_says_what_the_times_of_a_model_of_low_bits_are_beside(capsys: Any, rounded: bool) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4)).eval()
+    if rounded:
+        twofour.quantize(model, "w4", "a8")
+    found = optimizing.bench(
+        model, torch.zeros(1, 8), without=("torch.compile", "ONNX Runtime", "OpenVINO"), seconds=0.02
+    )
+    show(found)
+    assert ("the float model" in capsys.readouterr().out.replace("\n", " ")) is rounded
 
 
 def test_bench_is_the_measuring_half(run: Any, rows: str) -> None:
