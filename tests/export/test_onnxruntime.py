@@ -67,9 +67,11 @@ def graph(
     return model.SerializeToString()
 
 
-def session(file: bytes, threads: int = 1) -> Any:
+def session(file: bytes, threads: int = 1, optimised: bool = True) -> Any:
     """A session with the provider; `ours` of it says what it runs."""
     options = ort.SessionOptions()
+    if not optimised:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     return ort.InferenceSession(file, add_provider(options, threads=threads))
@@ -81,12 +83,14 @@ def ours(made: Any) -> list[list[str]]:
     return sorted(sorted(node.op_type for node in part.get_nodes()) for part in parts)
 
 
-def require_same(file: bytes, *feeds: dict[str, np.ndarray], threads: int = 1) -> list[list[str]]:
+def require_same(
+    file: bytes, *feeds: dict[str, np.ndarray], threads: int = 1, optimised: bool = True
+) -> list[list[str]]:
     """Hold the answers against ONNX Runtime's CPU provider; return what ran here."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
     own = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    made = session(file, threads)
+    made = session(file, threads, optimised)
     for feed in feeds:
         for wanted, got in zip(own.run(None, feed), made.run(None, feed), strict=True):
             assert got.shape == wanted.shape and got.dtype == wanted.dtype
@@ -462,15 +466,20 @@ def attention(
     shapes = dict(zip(("qs", "ks", "vs"), heads or [(0, -1, 4, 16)] * 3, strict=True))
     constants = {name: np.array(shape) for name, shape in shapes.items()}
     constants |= {"whole": np.array([0, -1, 64]), "quarter": scalar(0.25), **given.pop("constants")}
-    constants = {name: value for name, value in constants.items() if name not in given.get("lists", ())}
+    made = {name for one in (*q, *k, *v, *more) for name in one.output} | set(given.get("lists", ()))
+    constants = {name: value for name, value in constants.items() if name not in made}
     nodes = [
         *(*q, *k, *v, node("Reshape", "q qs", "q4"), node("Reshape", "k ks", "k4"), node("Reshape", "v vs", "v4")),
         node("Transpose", "q4", "qt", perm=[0, 2, 1, 3]),
         node("Transpose", "k4", "kt", perm=[0, 2, 3, 1]),
         node("Transpose", "v4", "vt", perm=[0, 2, 1, 3]),
-        *(node("MatMul", "qt kt", "s"), node("Mul", "s quarter", "scaled"), node("Softmax", "scaled", "p")),
+        *(
+            node("MatMul", "qt kt", "s"),
+            node("Mul", f"s {given.pop('scale', 'quarter')}", "scaled"),
+            node("Softmax", "scaled", "p"),
+        ),
         *(node("MatMul", "p vt", "m"), node("Transpose", "m", "mt", perm=[0, 2, 1, 3])),
-        *(node("Reshape", "mt whole", "y"), *more),
+        *(*more, node("Reshape", "mt whole", "y")),
     ]
     return graph(nodes, given.pop("inputs"), given.pop("outputs", ["y"]), constants, **given)
 
@@ -506,6 +515,70 @@ def test_shapes_whose_count_wraps_are_errors_of_a_run() -> None:
 def feed_of_shapes(q: Sequence[int], kv: Sequence[int], whole: Sequence[int]) -> dict[str, np.ndarray]:
     shapes = {"qs": q, "ks": kv, "vs": kv, "whole": whole}
     return {"x": numbers(1, 9, 64), **{name: np.array(shape) for name, shape in shapes.items()}}
+
+
+def test_values_that_nothing_reads_are_left() -> None:
+    feed = {"x": numbers(2, 9, 64)}
+    alive = node("Relu", "x", "alive")
+    file = graph([node("MatMul", "x w", "y"), alive], {"x": [None, None, 64]}, ["alive"], {"w": sparse(64, 64)})
+    assert require_same(file, feed, optimised=False) == []
+    norm = node("LayerNormalization", "y scale", "n")
+    constants = {"w": sparse(64, 64), "scale": numbers(64)}
+    file = graph([node("MatMul", "x w", "y"), norm], {"x": [None, None, 64]}, ["y"], constants)
+    assert require_same(file, feed, optimised=False) == [["MatMul"]]
+    file = attention(*PRODUCTS, alive, inputs={"x": [None, None, 64]}, outputs=["alive"], constants=WEIGHTS)
+    assert require_same(file, feed, optimised=False) == [["MatMul"]] * 3
+
+
+def test_constants_that_the_runtime_drops_are_no_operands() -> None:
+    constants = {**WEIGHTS, "q": numbers(2, 5, 64)}
+    file = attention([], *PRODUCTS[1:], inputs={"x": [None, None, 64]}, constants=constants)
+    assert require_same(file, {"x": numbers(2, 9, 64)}, optimised=False) == [["MatMul"]] * 2
+    nodes = [node("MatMul", "x w", "m"), node("Add", "m none", "y")]
+    file = graph(nodes, {"x": [None, 64]}, ["y"], {"w": sparse(64, 64), "none": numbers(0, 64)})
+    assert require_same(file, {"x": numbers(1, 64)}, optimised=False) == [["MatMul"]]
+    file = graph(
+        [node("MatMul", "none w", "y")], {"x": [None, 64]}, ["y"], {"w": sparse(64, 64), "none": numbers(0, 64)}
+    )
+    assert require_same(file, {"x": numbers(1, 64)}, optimised=False) == []
+
+
+def test_formulas_and_shapes_that_double_with_every_node_end() -> None:
+    doubled = [node("Mul", f"f{i} f{i}", f"f{i + 1}") for i in range(40)]
+    constants = {**WEIGHTS, "f0": scalar(1)}
+    feed = {"x": numbers(2, 9, 64)}
+    scaled = [*PRODUCTS[0], *doubled]
+    file = attention(scaled, *PRODUCTS[1:], inputs={"x": [None, None, 64]}, constants=constants, scale="f40")
+    assert require_same(file, feed, optimised=False) == [["MatMul"]] * 3
+    empties = [node("Concat", f"e{i} e{i}", f"e{i + 1}", axis=0) for i in range(40)]
+    shape = [node("Shape", "mt", "all"), node("Slice", "all none none", "e0"), *empties]
+    shape.append(node("Concat", "batch e40 rest", "whole", axis=0))
+    constants = {**WEIGHTS, "none": np.array([0]), "batch": np.array([2]), "rest": np.array([-1, 64])}
+    file = attention(*PRODUCTS, *shape, inputs={"x": [None, None, 64]}, constants=constants)
+    require_same(file, feed, optimised=False)
+
+
+def test_sizes_are_followed_only_where_they_stay_what_they_are() -> None:
+    feed = {"x": numbers(2, 9, 64)}
+    batch = [node("Shape", "mt", "all"), node("Slice", "all zero one", "batch")]
+    constants = {**WEIGHTS, "zero": np.array([0]), "one": np.array([1]), "rest": np.array([-1, 64])}
+    inputs = {"x": [None, None, 64]}
+    cast = [node("Cast", "batch", "c", to=TensorProto.BOOL), node("Cast", "c", "d", to=TensorProto.INT64)]
+    whole = node("Concat", "d rest", "whole", axis=0)
+    assert (
+        require_same(attention(*PRODUCTS, *batch, *cast, whole, inputs=inputs, constants=constants), feed)
+        == [["MatMul"]] * 3
+    )
+    picked = [node("Concat", "two batch", "c", axis=0), node("Gather", "c one", "d")]
+    file = attention(*PRODUCTS, *batch, *picked, whole, inputs=inputs, lists=["two"], constants=constants)
+    assert require_same(file, {**feed, "two": np.array([7, 1])}) == [["MatMul"]] * 3
+    whole = node("Concat", "batch two", "whole", axis=0)
+    made = session(attention(*PRODUCTS, *batch, whole, inputs=inputs, lists=["two"], constants=constants))
+    with pytest.raises(Exception, match="wanted one"):
+        made.run(None, {**feed, "two": np.array([9, 64])})
+    nodes, constants = ACTIVATIONS["erf, v first"]
+    constants = {**constants, "half": scalar(0.5).reshape(1, 1, 1, 1, 1), "bias": numbers(72)}
+    require_same(product(node("Add", "bias mm", "b"), *nodes, opset=20, **constants), feed, optimised=False)
 
 
 def test_attention_to_another_sequence_takes_its_operands_from_products_beside_it() -> None:

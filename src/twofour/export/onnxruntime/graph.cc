@@ -143,14 +143,14 @@ const Node* Graph::only_reader(int value) const {
 }
 
 bool read_whole(const Constant* constant, std::vector<int64_t>* numbers) {
-  if (!constant || constant->type != kInt64 || constant->shape.size() > 1) return false;
+  if (!constant || constant->type != kInt64 || constant->shape.size() > 1 || constant->count() > kLongestList) return false;
   const auto* const data = static_cast<const int64_t*>(constant->data);
   numbers->assign(data, data + constant->count());
   return true;
 }
 
 bool read_scalar(const Constant* constant, float* number) {
-  if (!constant || constant->type != kFloat || constant->count() != 1) return false;
+  if (!constant || constant->type != kFloat || constant->shape.size() > 1 || constant->count() != 1) return false;
   *number = *static_cast<const float*>(constant->data);
   return true;
 }

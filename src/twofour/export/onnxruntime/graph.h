@@ -66,6 +66,12 @@ struct Graph {
 
   // A constant, of float32 or int64; null for any other value.
   const Constant* constant(int value);
+  // Whether a value is a constant, of any type: the runtime hands none over at a run, read or not.
+  bool is_constant(int value) const { return value >= 0 && values[static_cast<size_t>(value)].constant; }
+  // Whether anything reads a value: the runtime drops one that nothing does from what a node that stands for others answers.
+  bool is_read(int value) const {
+    return value >= 0 && (values[static_cast<size_t>(value)].leaves || !values[static_cast<size_t>(value)].consumers.empty());
+  }
   // The node that makes a value, or null; and if it is of that kind.
   const Node* producer(int value) const;
   const Node* made_by(int value, const char* kind) const;
@@ -79,9 +85,10 @@ struct Graph {
   const Api& api_;
 };
 
-// Elements of a constant of whole numbers; false where it is none.
+constexpr int64_t kLongestList = 8;
+// Elements of a constant of whole numbers; false where it is none or longer than any list of sizes.
 bool read_whole(const Constant* constant, std::vector<int64_t>* numbers);
-// A float32 constant of one number; false where it is none.
+// A float32 constant of one number, in one axis at most: more axes would join those of what it is added to; false where it is none.
 bool read_scalar(const Constant* constant, float* number);
 
 }  // namespace twofour::ort

@@ -24,7 +24,10 @@ class Matcher {
       if (node.kind == "Softmax")
         if (auto found = match_attention(graph_, projections_, taken_, node)) take(std::move(*found));
     for (const auto& [out, projection] : projections_)
-      if (!taken_[static_cast<size_t>(projection.nodes[0])]) take(product(left_of(projection)));
+      if (!taken_[static_cast<size_t>(projection.nodes[0])]) {
+        Match one = product(left_of(projection));
+        if (graph_.is_read(one.out())) take(std::move(one));
+      }
     join_pairs();
     return std::move(found_);
   }
@@ -78,7 +81,7 @@ class Matcher {
   void read_projection(const Node& node) {
     const bool gemm = node.kind == "Gemm";
     if (!gemm && node.kind != "MatMul") return;
-    if (graph_.constant(node.input(0)) || node.input(1) < 0 || !graph_.values[static_cast<size_t>(node.input(1))].constant) return;
+    if (graph_.is_constant(node.input(0)) || !graph_.is_constant(node.input(1))) return;
     const Constant* weight = graph_.constant(node.input(1));
     if (!weight || weight->type != kFloat) return leave(node, "its weight is not float32");
     if (weight->shape.size() != 2) return leave(node, "its weight does not have two axes");
@@ -115,7 +118,7 @@ class Matcher {
     std::vector<int64_t> numbers;
     const Node* front = graph_.made_by(found->x, "Reshape");
     if (front && graph_.only_reader(found->x) && read_whole(graph_.constant(front->input(1)), &numbers) && numbers.size() == 2 &&
-        numbers[1] == found->shaping.in) {
+        numbers[1] == found->shaping.in && !graph_.is_constant(front->input(0))) {
       found->nodes.push_back(graph_.index(*front));
       found->x = front->input(0), found->shaping.flat = true;
     }
@@ -149,7 +152,7 @@ class Matcher {
     value = activated(value, &match, &inside);
     if (const Node* add = graph_.only_reader(value); add && add->kind == "Add" && free(*add)) {
       const int other = beside(*add, value);
-      if (other >= 0 && other != value && !graph_.constant(other)) {
+      if (other >= 0 && other != value && !graph_.is_constant(other)) {
         match.other = other;
         inside.insert(graph_.index(*add));
         value = add->outputs[0];
@@ -221,12 +224,9 @@ class Matcher {
     for (const int index : made.consumers) {
       const Node& norm = graph_.nodes[static_cast<size_t>(index)];
       const int64_t width = match->projection.dense.out;
-      const auto unused = [&](size_t output) {
-        const int at = output < norm.outputs.size() ? norm.outputs[output] : -1;
-        return at < 0 || (!graph_.values[static_cast<size_t>(at)].leaves && graph_.values[static_cast<size_t>(at)].consumers.empty());
-      };
+      const auto unused = [&](size_t output) { return output >= norm.outputs.size() || !graph_.is_read(norm.outputs[output]); };
       if (norm.kind != "LayerNormalization" || !free(norm) || norm.input(0) != value || norm.whole("axis", -1) != -1 ||
-          !vector(norm.input(1), width) || (norm.input(2) >= 0 && !vector(norm.input(2), width)) || !unused(1) || !unused(2))
+          !vector(norm.input(1), width) || (norm.input(2) >= 0 && !vector(norm.input(2), width)) || unused(0) || !unused(1) || !unused(2))
         continue;
       match->normed = norm.outputs[0], match->scale = norm.input(1), match->shift = norm.input(2), match->eps = norm.real("epsilon", 1e-5f);
       if (!made.leaves && made.consumers.size() == 1) match->y = -1;

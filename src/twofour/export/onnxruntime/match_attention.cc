@@ -33,7 +33,7 @@ class AttentionReader {
     if (!read_factors(&views, &match.scale) || !read_projections(with_projections, &views, &match)) return {};
     views.inside.out = {match.out};
     // Nothing outside reads what is made inside, so nothing that is read from outside is made of it.
-    if (!closed(views.inside)) return {};
+    if (!closed(views.inside) || !graph_.is_read(match.out)) return {};
     return Match{{nodes.begin(), nodes.end()}, {}, std::move(match)};
   }
 
@@ -66,15 +66,16 @@ class AttentionReader {
     Inside inside;
   };
 
-  // Whether a value is one number that a graph computes of constants and of a tensor's sizes.
-  bool is_formula(int value) {
+  // Whether a value is one number that a graph computes of constants and of a tensor's sizes, in so many steps at most: a few
+  // nodes that each read their forerunner twice are a formula of any length.
+  bool is_formula(int value, int deepest = 8) {
     float number;
     if (read_scalar(graph_.constant(value), &number)) return true;
     const Node* node = graph_.producer(value);
-    if (!node) return false;
+    if (!node || deepest == 0) return false;
     if (node->kind == "Cast") return node->whole("to", 0) == kFloat && graph_.made_by(node->input(0), "Slice") != nullptr;
-    if (node->kind == "Sqrt" || node->kind == "Reciprocal") return is_formula(node->input(0));
-    return (node->kind == "Mul" || node->kind == "Div") && is_formula(node->input(0)) && is_formula(node->input(1));
+    if (node->kind == "Sqrt" || node->kind == "Reciprocal") return is_formula(node->input(0), deepest - 1);
+    return (node->kind == "Mul" || node->kind == "Div") && is_formula(node->input(0), deepest - 1) && is_formula(node->input(1), deepest - 1);
   }
   // The number; false where it depends on a size that is not constant.
   bool read_formula(int value, Views* views, float* number) {
@@ -131,7 +132,7 @@ class AttentionReader {
   // `value`: a Reshape of (..., columns) to (batch, rows, heads, width), which becomes tensor `number`.
   bool read_heads(int value, int number, Views* views, Heads* heads, std::vector<Size>* sizes) {
     const Node* reshape = graph_.made_by(value, "Reshape");
-    if (!reshape || !read_shape(reshape->input(1), views, &heads->shape)) return false;
+    if (!reshape || graph_.is_constant(reshape->input(0)) || !read_shape(reshape->input(1), views, &heads->shape)) return false;
     if (heads->shape.outside < 0 && heads->shape.sizes.size() != 4) return false;
     heads->value = reshape->input(0);
     heads->zero_copies = reshape->whole("allowzero", 0) == 0;
@@ -201,7 +202,7 @@ class AttentionReader {
     const auto product = [&](int of) -> const Node* {
       Views steps = *views;
       const Node* node = graph_.made_by(unscaled(of, &steps), "MatMul");
-      if (!node || graph_.constant(node->input(0)) || graph_.constant(node->input(1))) return nullptr;
+      if (!node || graph_.is_constant(node->input(0)) || graph_.is_constant(node->input(1))) return nullptr;
       *views = std::move(steps);
       return node;
     };
@@ -209,7 +210,9 @@ class AttentionReader {
     const Node* add = graph_.made_by(value, "Add");
     if (!add || match->masks.size() == 2) return nullptr;
     for (const int side : {0, 1}) {
-      match->masks.push_back(add->input(static_cast<size_t>(1 - side)));
+      const int mask = add->input(static_cast<size_t>(1 - side));
+      if (graph_.is_constant(mask) && !graph_.constant(mask)) continue;
+      match->masks.push_back(mask);
       if (const Node* found = scores_of(add->input(static_cast<size_t>(side)), match, views)) {
         views->inside.nodes.insert(graph_.index(*add));
         return found;

@@ -206,7 +206,8 @@ class AttentionProgram final : public Program {
   }
 
  private:
-  // A shape whose numbers from outside are known by their places among the inputs.
+  // A shape whose numbers from outside are known by their places among the inputs; one that is wholly from outside has in
+  // `sizes` what was taken for known of it, or nothing.
   struct Read {
     std::vector<Size> sizes;
     int outside;
@@ -238,7 +239,7 @@ class AttentionProgram final : public Program {
   };
 
   static Read read(const Shape& shape, Places& places) {
-    if (shape.outside >= 0) return {{}, places.input(shape.outside)};
+    if (shape.outside >= 0) return {shape.sizes, places.input(shape.outside)};
     Read found{shape.sizes, -1};
     for (Size& one : found.sizes)
       if (one.from == Size::outside) one.number = places.input(static_cast<int>(one.number));
@@ -250,11 +251,21 @@ class AttentionProgram final : public Program {
   static Sizes resolved(const Run& now, const Read& shape) {
     const auto whole = [&](int64_t place) { return input_of<int64_t>(now.api, now.context, static_cast<size_t>(place)); };
     Sizes all;
-    const auto join = [&](const Tensor<int64_t>& numbers) { all.insert(all.end(), numbers.data, numbers.data + count_of(numbers.sizes)); };
-    if (shape.outside >= 0) join(whole(shape.outside));
+    if (shape.outside >= 0) {
+      const Tensor<int64_t> numbers = whole(shape.outside);
+      all.assign(numbers.data, numbers.data + count_of(numbers.sizes));
+      bool as_read = shape.sizes.empty() || shape.sizes.size() == all.size();
+      for (size_t i = 0; as_read && i < shape.sizes.size(); i++)
+        as_read = shape.sizes[i].from != Size::constant || shape.sizes[i].number == all[i];
+      if (!as_read) throw Failed("a shape " + text_of(all) + " whose parts are not of one number each");
+      return all;
+    }
     for (const Size& one : shape.sizes) {
-      if (one.from == Size::outside) join(whole(one.number));
-      else all.push_back(one.from == Size::constant ? one.number : now.inside[static_cast<size_t>(one.number)][static_cast<size_t>(one.axis)]);
+      if (one.from == Size::outside) {
+        const Tensor<int64_t> number = whole(one.number);
+        if (count_of(number.sizes) != 1) throw Failed("a part of a shape has " + text_of(number.sizes) + " numbers; wanted one");
+        all.push_back(*number.data);
+      } else all.push_back(one.from == Size::constant ? one.number : now.inside[static_cast<size_t>(one.number)][static_cast<size_t>(one.axis)]);
     }
     return all;
   }

@@ -4,24 +4,43 @@
 
 namespace twofour::ort {
 
-// Whether a value is made of tensors inside; asked of small values alone, whose makers are few.
+namespace {
+
+// Nodes that one shape is followed through: exporters write some twenty. Some that each read their forerunner twice would be
+// followed for ever.
+constexpr int kMostSteps = 256;
+
+}  // namespace
+
+// Whether a value is made of tensors inside. Graphs are as deep as their files say, hence no recursion.
 bool ShapeReader::depends(int value) {
-  if (value < 0) return false;
-  if (tensors_.count(value)) return true;
-  const auto [at, is_new] = depends_.try_emplace(value, false);
-  if (!is_new) return at->second;
-  const int producer = graph_.values[static_cast<size_t>(value)].producer;
-  if (producer < 0) return false;
-  bool found = false;
-  for (const int input : graph_.nodes[static_cast<size_t>(producer)].inputs) found = found || depends(input);
-  return depends_[value] = found;
+  struct Visit {
+    int value;
+    bool inputs_known;
+  };
+  std::vector<Visit> left{{value, false}};
+  while (!left.empty()) {
+    auto& [at, inputs_known] = left.back();
+    const int one = at, producer = one < 0 ? -1 : graph_.values[static_cast<size_t>(one)].producer;
+    if (inputs_known) {
+      const auto& inputs = graph_.nodes[static_cast<size_t>(producer)].inputs;
+      depends_[one] = std::any_of(inputs.begin(), inputs.end(), [&](int input) { return depends_[input]; });
+      left.pop_back();
+    } else if (!depends_.try_emplace(one, one >= 0 && tensors_.count(one)).second || depends_[one] || producer < 0) {
+      left.pop_back();
+    } else {
+      inputs_known = true;
+      for (const int input : graph_.nodes[static_cast<size_t>(producer)].inputs) left.push_back({input, false});
+    }
+  }
+  return depends_[value];
 }
 
 bool ShapeReader::read(int value, Shape* shape) {
   *shape = {};
   if (!graph_.constant(value) && !depends(value)) {
     shape->outside = value;
-    return true;
+    return value >= 0 && !graph_.is_constant(value);
   }
   return follow(value, &shape->sizes);
 }
@@ -37,8 +56,12 @@ void ShapeReader::look_outside(size_t count, Shape* shape) {
 }
 
 bool ShapeReader::follow(int value, std::vector<Size>* sizes) {
-  std::vector<int64_t> numbers;
   sizes->clear();
+  return ++steps_ <= kMostSteps && followed(value, sizes) && sizes->size() <= kLongestList;
+}
+
+bool ShapeReader::followed(int value, std::vector<Size>* sizes) {
+  std::vector<int64_t> numbers;
   if (const Constant* constant = graph_.constant(value)) {
     if (!read_whole(constant, &numbers)) return false;
     for (const int64_t number : numbers) sizes->push_back({Size::constant, number});
@@ -46,7 +69,7 @@ bool ShapeReader::follow(int value, std::vector<Size>* sizes) {
   }
   if (value < 0 || !depends(value)) {  // one number from outside, as a list of one
     sizes->push_back({Size::outside, value});
-    return value >= 0;
+    return value >= 0 && !graph_.is_constant(value);
   }
   const Node& node = graph_.nodes[static_cast<size_t>(graph_.values[static_cast<size_t>(value)].producer)];
   nodes_.insert(graph_.index(node));
@@ -56,7 +79,9 @@ bool ShapeReader::follow(int value, std::vector<Size>* sizes) {
     *sizes = tensor->second;
     return true;
   }
-  if (node.kind == "Unsqueeze" || node.kind == "Squeeze" || node.kind == "Cast") return follow(node.input(0), sizes);
+  // Others than int64 round sizes, or wrap; a list of several numbers would have two axes, or lose them all.
+  if (node.kind == "Cast") return node.whole("to", 0) == kInt64 && follow(node.input(0), sizes);
+  if (node.kind == "Unsqueeze" || node.kind == "Squeeze") return follow(node.input(0), sizes) && sizes->size() == 1;
   if (node.kind == "Concat") {
     std::vector<Size> part;
     for (const int input : node.inputs) {
@@ -66,8 +91,12 @@ bool ShapeReader::follow(int value, std::vector<Size>* sizes) {
     return true;
   }
   std::vector<Size> from;
+  // Places in a list are known only if each part from outside has one number, which a run sees of those that stay in the list.
+  const auto follow_places = [&] {
+    return follow(node.input(0), &from) && std::none_of(from.begin(), from.end(), [](const Size& one) { return one.from == Size::outside; });
+  };
   if (node.kind == "Gather") {
-    if (!read_whole(graph_.constant(node.input(1)), &numbers) || !follow(node.input(0), &from)) return false;
+    if (!read_whole(graph_.constant(node.input(1)), &numbers) || !follow_places()) return false;
     const auto count = static_cast<int64_t>(from.size());
     for (int64_t index : numbers) {
       index += index < 0 ? count : 0;
@@ -79,7 +108,7 @@ bool ShapeReader::follow(int value, std::vector<Size>* sizes) {
   if (node.kind == "Slice") {
     std::vector<int64_t> begins, ends, steps{1};
     if (!read_whole(graph_.constant(node.input(1)), &begins) || !read_whole(graph_.constant(node.input(2)), &ends) ||
-        (node.input(4) >= 0 && !read_whole(graph_.constant(node.input(4)), &steps)) || !follow(node.input(0), &from) ||
+        (node.input(4) >= 0 && !read_whole(graph_.constant(node.input(4)), &steps)) || !follow_places() ||
         begins.size() != 1 || ends.size() != 1 || steps != std::vector<int64_t>{1})
       return false;
     const auto count = static_cast<int64_t>(from.size());

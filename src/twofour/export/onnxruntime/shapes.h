@@ -33,18 +33,21 @@ class ShapeReader {
 
   // False where a shape depends on the inside in a way that is not followed.
   bool read(int value, Shape* shape);
-  // Of a shape from outside that is put together of `count` single sizes: which of them are constant.
+  // Of a shape from outside that is put together of `count` lists, each of one size unless a run shows otherwise: which of
+  // them are constant.
   void look_outside(size_t count, Shape* shape);
   const std::set<int>& nodes() const { return nodes_; }
 
  private:
   bool depends(int value);
   bool follow(int value, std::vector<Size>* sizes);
+  bool followed(int value, std::vector<Size>* sizes);
 
   Graph& graph_;
   const std::map<int, std::vector<Size>>& tensors_;
   std::set<int> nodes_;
   std::map<int, bool> depends_;
+  int steps_ = 0;
 };
 
 }  // namespace twofour::ort
