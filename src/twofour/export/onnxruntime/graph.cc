@@ -21,6 +21,7 @@ Setting read_setting(const Api& api, const Attribute* attribute) {
   } else {
     setting.text.resize(bytes);
     if (bytes) api.check(api.ReadOpAttr(attribute, type, setting.text.data(), bytes, &bytes));
+    setting.text.resize(setting.text.find_last_not_of('\0') + 1);  // some versions of the runtime count the end of a C string
   }
   return setting;
 }
@@ -78,7 +79,12 @@ Graph::Graph(const Api& api, const GraphHandle* handle) : api_(api) {
     api.check(api.Node_GetDomain(one, &domain));
     api.check(api.Node_GetSinceVersion(one, &since));
     const std::string where = domain;
-    Node node{one, name, (where.empty() || where == "ai.onnx" ? "" : where + ".") + kind, since, {}, {}, read_settings(api, one)};
+    Node node{one, name, (where.empty() || where == "ai.onnx" ? "" : where + ".") + kind, since, {}, {}, {}};
+    try {
+      node.settings = read_settings(api, one);
+    } catch (const Failed&) {
+      node.kind.clear();  // one that the runtime does not show is left to it, the others of the graph are not
+    }
     const int place = static_cast<int>(nodes.size());
     const auto read = [&](auto number, auto get) {
       size_t sizes = 0;

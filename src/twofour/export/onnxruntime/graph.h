@@ -19,7 +19,7 @@ struct Setting {
 
 struct Node {
   const NodeHandle* handle;
-  std::string name, kind;  // `kind` with its domain in front unless that is ONNX's own
+  std::string name, kind;  // `kind`: its domain in front unless that is ONNX's own; empty where attributes are not readable
   int since;               // version of the operator set that defined it
   std::vector<int> inputs, outputs;  // values, -1 for one that is left out
   std::map<std::string, Setting> settings;

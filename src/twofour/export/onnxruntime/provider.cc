@@ -25,14 +25,15 @@ Status* guarded(const Api& api, const Body& body) noexcept {
       body();
       return nullptr;
     } catch (const Refusal& refusal) {
-      return failed(("twofour: " + refusal.what + "; got " + refusal.got + "; wanted " + refusal.wanted).c_str());
+      return failed(("twofour: " + refusal.what + "; got " + refusal.got + "; wanted " + refusal.wanted +
+                     (refusal.remedy.empty() ? "" : "; " + refusal.remedy)).c_str());
     } catch (const std::bad_alloc&) {
       return failed("twofour: the system grants no memory");
     } catch (const std::exception& thrown) {
       return failed((std::string("twofour: ") + thrown.what()).c_str());
     }
   } catch (...) {
-    return failed("twofour: no memory for a text");
+    return failed("twofour: an exception without a text, or no memory for the text of one");
   }
 }
 
