@@ -189,6 +189,24 @@ def test_a_mean_of_real_tokens_is_the_same_and_one_of_all_places_runs_padded() -
         torch.testing.assert_close(fast(**padded()), model(**padded()), atol=3e-5, rtol=1e-4)
 
 
+class Greatest(nn.Module):
+    """The greatest score of any place, padding included; on an example it happens to be a real one's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.score = bert(), nn.Linear(64, 1)
+        nn.init.constant_(self.score.bias, 20.0)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        found = self.encoder(input_ids=input_ids, attention_mask=attention_mask)[0]
+        return (self.score(found) + 0.1 * torch.arange(-found.shape[1], 0, device="cpu")[:, None].abs()).amax(1)
+
+
+def test_a_maximum_over_padding_runs_padded() -> None:
+    fast = compiled(Greatest().eval())
+    assert "depends on what stands at padding" in fast.plan.account.ragged and not packs(fast, padded())
+
+
 class Biased(nn.Module):
     """Attention whose mask has more in it than padding, or is made of other inputs."""
 
@@ -205,6 +223,9 @@ class Biased(nn.Module):
             mask = mask + self.far[: input_ids.shape[1]]
         elif self.kind == "ids":
             mask = mask + (input_ids[:, None, None] == 1).float() * -1e9
+        elif self.kind == "window":
+            places = torch.arange(input_ids.shape[1], dtype=torch.int64, device="cpu")
+            mask = mask + ((places[:, None] - places).abs() > 32).float() * -1e9
         elif self.kind == "early":
             mask = mask * 1e-9
         found = nn.functional.scaled_dot_product_attention(q, k, v, None if self.kind == "none" else mask)
@@ -215,6 +236,7 @@ class Biased(nn.Module):
     ("kind", "why"),
     [
         ("far", "hides something else than padding"),
+        ("window", "hides something else than padding"),
         *(
             pytest.param(*case, marks=pytest.mark.long)
             for case in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from twofour.capture import Guard
 from twofour.compiler.agreement import Agreement
 from twofour.compiler.terms import Terms
 from twofour.errors import cut
-from twofour.graph import Executor, NotRaggedError, Program, Ragged, attention_masks, pack
+from twofour.graph import Executor, NotRaggedError, Program, Ragged, attention_masks, filled, pack
 from twofour.kernels.ragged import lay_out, real_tokens
 from twofour.measure.chooser import race
 from twofour.measure.distance import distance
@@ -37,6 +38,12 @@ LEAST_STEP = 8
 
 MASKS = (torch.int64, torch.bool, torch.float32)
 """dtypes of masks whose real tokens are counted."""
+
+LONGEST = 2048
+"""Tokens of the longest sequences that are packed where lengths are free: masks are looked at up to them."""
+
+FILLS = (1e3, -1e3)
+"""What stands at padding in trials of whether an answer hangs on it."""
 
 MOST_SEQUENCES, MOST_TRIED = 4, 1024
 """Sequences that the example is repeated to, where they have so many tokens at most; else to two."""
@@ -59,21 +66,22 @@ class RaggedProgram:
 
     Args:
         graph: The packed graph.
+        longest: Tokens of the longest sequences whose masks were looked at.
     """
 
-    def __init__(self, graph: Ragged) -> None:
-        self.mask, self.batch = graph.mask, graph.batch
+    def __init__(self, graph: Ragged, longest: int) -> None:
+        self.mask, self.batch, self.longest = graph.mask, graph.batch, longest
         self.program = Executor(Program(graph.module))
 
     def leaves(self, leaves: Sequence[Any]) -> list[Any] | None:
         """Return what the program takes for a batch, None where the padded graph serves it better.
 
-        That is a batch of few places of padding; one whose mask is of other sizes, or holds other numbers than 0 and 1,
-        or a sequence that begins with padding, whose first token models read; and any while a compilation or a
-        calibration compares layers, which it does at padded places too.
+        That is a batch of few places of padding; one of sequences that are longer than any that was tried; one whose
+        mask is of other sizes, or holds other numbers than 0 and 1, or a sequence that begins with padding, whose first
+        token models read; and any while a compilation or a calibration compares layers, at padded places too.
         """
         mask = leaves[self.mask]
-        if leaves[self.batch].shape[:2] != mask.shape:
+        if leaves[self.batch].shape[:2] != mask.shape or mask.shape[1] > self.longest:
             return None
         real = real_tokens(mask)
         if not 0 < real <= MOST_REAL * mask.numel() or fast_paths_are_off():
@@ -144,7 +152,9 @@ def _chosen(
     found = pack(module)
     leaves = _with_padding(found.mask, guard, example)
     _require_mask(module, found.mask, leaves)
-    program = RaggedProgram(found)
+    if longer := _longer(found.mask, guard, leaves):
+        _require_mask(module, found.mask, longer)
+    program = RaggedProgram(found, (longer or leaves)[found.mask].shape[1])
     _require_agreement(program, padded, found, leaves, allowed)
     times = _times(program, padded, leaves, terms, low_bits)
     mask = leaves[found.mask]
@@ -180,6 +190,32 @@ def _with_padding(index: int, guard: Guard, example: Sequence[Any]) -> list[Any]
     ends = torch.tensor(real, dtype=torch.int64, device="cpu")
     leaves[index] = (torch.arange(length, device="cpu") < ends[:, None]).to(mask.dtype)
     return leaves
+
+
+def _longer(index: int, guard: Guard, example: Sequence[Any]) -> list[Any]:
+    """Return leaves of the longest sequences that the graph holds for, up to `LONGEST`; none where one length is all.
+
+    A window hides what is far away: at the length of an example all may be near.
+    """
+    known = example[index].shape[1]
+    if (index, 1) not in guard.free:
+        return []
+
+    def of_length(length: int) -> list[Any]:
+        leaves = list(example)
+        for place, axis in guard.free:
+            if axis == 0 and len(leaves[place]) > 2:  # the mask of many takes gigabytes
+                leaves[place] = leaves[place][:2]
+            elif axis == 1 and leaves[place].shape[1] == known:
+                leaves[place] = torch.cat([leaves[place]] * -(-length // known), 1)[:, :length]
+        return leaves
+
+    def refuses(length: int) -> bool:
+        return guard.leaves(guard.inputs.value(of_length(length))) is None
+
+    lengths = range(known + 1, LONGEST + 1)
+    held = bisect.bisect_left(lengths, True, key=refuses)
+    return of_length(lengths[held - 1]) if held else []
 
 
 def _require_mask(module: fx.GraphModule, index: int, leaves: Sequence[Any]) -> None:
@@ -221,10 +257,11 @@ def _require_agreement(
     """Compare packed and padded answers at real tokens: of sequences padded behind, and with padding at any place.
 
     Raises:
-        NotRaggedError: They differ.
+        NotRaggedError: They differ; or packed answers differ in any bit by what stands at padding behind the packed
+            part, of which agreement to the rounding of a type does not tell, nor where a maximum happens to be real.
     """
     draw = torch.Generator().manual_seed(1)
-    mask = leaves[found.mask]
+    mask, others = leaves[found.mask], [Program(filled(found, number)) for number in FILLS]
     holes = torch.rand(mask.shape, generator=draw, dtype=torch.float32, device="cpu") < 0.5
     holes[:, 0] = True
     for real in (mask != 0, holes):
@@ -247,6 +284,10 @@ def _require_agreement(
         error = distance(of_real(ours), padded_anew())
         if not allowed.judged(error, anew, padded_anew) <= allowed.allowed:
             raise NotRaggedError(f"packed it differs by {error:.1e} at real tokens: its answer depends on padding")
+        for other in others:
+            moved = other(*program.packed(given, int(real.sum())))
+            if distance(of_real(moved), of_real(ours)) != 0:
+                raise NotRaggedError("its answer depends on what stands at padding")
 
 
 def _times(

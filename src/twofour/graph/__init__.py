@@ -6,7 +6,7 @@ from twofour.graph.executor import Calls, Executor
 from twofour.graph.outline import Outline, outline
 from twofour.graph.precision import lower_activations
 from twofour.graph.program import Program
-from twofour.graph.ragged import NotRaggedError, Ragged, attention_masks, pack
+from twofour.graph.ragged import NotRaggedError, Ragged, attention_masks, filled, pack
 from twofour.graph.rules import ARRANGEMENTS, FUSIONS, SIMPLIFICATIONS, arrange, fuse, simplify
 from twofour.graph.rules.fuse_convolutions import Convolution, Norm
 from twofour.graph.rules.join_qkv import JOIN_QKV
@@ -33,6 +33,7 @@ __all__ = [
     "Source",
     "arrange",
     "attention_masks",
+    "filled",
     "fuse",
     "lower_activations",
     "outline",

@@ -93,6 +93,27 @@ def pack(module: fx.GraphModule) -> Ragged:
     return Ragged(packed.module, inputs.index(mask), batches[0], by_token, len(body.nodes))
 
 
+def filled(found: Ragged, number: float) -> fx.GraphModule:
+    """Return the packed graph with `number` in place of zeros at padding: an answer that changes hangs on it.
+
+    What the mask's own values went into stays as it is: hidden values times a mask are zeros there.
+    """
+
+    def pad(x: Tensor, places: Tensor) -> Tensor:
+        padding = pad_tokens(torch.ones_like(x[..., :1]), places) == 0
+        return pad_tokens(x, places).masked_fill_(padding, number if x.is_floating_point() else 1)
+
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(found.module.graph, {}))
+    masked = {[node for node in graph.nodes if node.op == "placeholder"][found.mask]}
+    for node in graph.nodes:
+        if node.target not in _SIZES and not masked.isdisjoint(node.all_input_nodes):
+            masked.add(node)
+        elif node.target is pad_tokens:
+            node.target = pad
+    return fx.GraphModule(found.module, graph)
+
+
 def _without_dead_code(module: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
     """Return a graph of what stands in another one's module, without what nobody reads."""
     found = fx.GraphModule(module, graph)
