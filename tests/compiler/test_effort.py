@@ -78,6 +78,7 @@ def test_without_an_example_the_log_and_the_plan_say_what_is_missing(
     no_measuring: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     masked = twofour.prune(mlp(), "2:4")
+    caplog.clear()  # without data magnitude prunes, with a word
     with caplog.at_level(logging.WARNING, "twofour"):
         fast = twofour.compile(masked, tokens=TOKENS)
     (said,) = [message for message in caplog.messages if "busy" not in message]

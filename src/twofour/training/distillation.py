@@ -81,7 +81,12 @@ class Hidden:
 
     def __init__(self, student: nn.Module, layers: Sequence[str], *, weight: float = 1.0) -> None:
         if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 <= weight < float("inf"):
-            raise TrainingError("`weight` is impossible", got=repr(weight), wanted="a number of 0 or more")
+            raise TrainingError(
+                "`weight` is impossible",
+                got=repr(weight),
+                wanted="a number of 0 or more",
+                remedy="1.0 adds the mean distance of the layers to the loss as it is",
+            )
         self._modules = _modules(student, layers)
         self.layers, self.weight = tuple(layers), float(weight)
         self._seen: dict[str, Tensor] = {}

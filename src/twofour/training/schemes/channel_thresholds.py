@@ -262,7 +262,10 @@ class ChannelThresholds(Scheme):
         return sum(prod(stay.get((name, axis), size) for axis, size in enumerate(shape)) for name, shape in shapes)
 
     def _require_reachable(self) -> None:
-        none = {one.gated.name: torch.zeros(one.gated.size) for one in self._thresholds}
+        none = {
+            one.gated.name: torch.zeros(one.gated.size, dtype=torch.float32, device=one.value.device)
+            for one in self._thresholds
+        }
         least = self._size(self._above(none, 1.0)) / self._total
         if least > self.budget:
             raise TrainingError(

@@ -34,7 +34,7 @@ class Threshold:
     def __init__(self, gated: Gated) -> None:
         device = gated.held[0][0].device
         self.gated, self.least = gated, widths_of(gated.size, 1, LEAST)[-1]
-        self.value = torch.full((), START, device=device, requires_grad=True)
+        self.value = torch.full((), START, dtype=torch.float32, device=device, requires_grad=True)
         self.temperature = HOT
         self.kept: Tensor | None = None
 
