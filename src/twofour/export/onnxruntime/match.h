@@ -73,12 +73,12 @@ struct Match {
   std::optional<ProductMatch> product;
   std::optional<AttentionMatch> attention;
 
-  // One of the values that leave it.
   // What the first of its products reads and is.
   const Projection* start() const {
     if (product) return product->first ? &product->first->projection : &product->projection;
     return attention->projections.empty() ? nullptr : &attention->projections[0];
   }
+  // One of the values that leave it.
   int out() const { return attention ? attention->out : product->y >= 0 ? product->y : product->normed; }
 };
 
