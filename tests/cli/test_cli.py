@@ -47,6 +47,8 @@ def test_a_real_process(tmp_path: Path):
 def test_a_broken_promise_exits_with_1(run):
     run("prune", "zoo_cli:small", "--out", "out")
     path = Path("out/model.safetensors")
+    Path("new").touch()
+    assert path.stat().st_mode == Path("new").stat().st_mode
     weights, metadata = load_file(path), Checkpoint.open(path).metadata[path]
     weights["2.weight"][3, 4:8] = 1.0
     save_file(weights, path, metadata=metadata)

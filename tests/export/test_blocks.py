@@ -70,6 +70,7 @@ def test_a_folder_of_hugging_face_says_the_blocks(tmp_path: Path) -> None:
     )
     model = twofour.prune(transformers.BertModel(config).eval(), "block:8x8@0.5", skip=["*pooler*"])
     export.to_huggingface(model, tmp_path / "folder")
+    assert len({(tmp_path / "folder" / name).stat().st_mode for name in ("README.md", "model.safetensors")}) == 1
     assert "block:8x8@0.5" in (tmp_path / "folder" / "config.json").read_text()
     assert "block:8x8@0.5" in (tmp_path / "folder" / "README.md").read_text()
     again = transformers.BertModel.from_pretrained(tmp_path / "folder").eval()

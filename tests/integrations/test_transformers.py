@@ -197,6 +197,8 @@ def test_plain_weights_out_are_dense_for_transformers_and_the_same_for_us(places
     said = json.loads((tmp_path / "out" / "config.json").read_text())
     assert ("quantization_config" in said) is key and said["twofour"]["patterns"] == {"2:4": 13}
     assert twofour.check(tmp_path / "out").ok
+    modes = {(tmp_path / "out" / name).stat().st_mode for name in ("config.json", "model.safetensors", "vocab.txt")}
+    assert len(modes) == 1, "whoever may read one may read all"
     again = AutoModel.from_pretrained(tmp_path / "out", **({} if key else {"quantization_config": TwoFourConfig()}))
     assert again.plan.layers
     with monkeypatch.context() as without:

@@ -18,7 +18,7 @@ from twofour.errors import ExportError
 from twofour.export.card import Accuracy, card
 from twofour.export.kept import require_kept
 from twofour.export.plain import write_plain
-from twofour.files import LARGEST_LIST, json_or_none, making, named, read_json, writing
+from twofour.files import LARGEST_LIST, as_new, json_or_none, making, named, read_json, writing
 from twofour.layers import full_tensor, walk
 from twofour.recipe import Recipe
 from twofour.streaming.companions import companions, copy_companions
@@ -77,7 +77,6 @@ def to_huggingface(
         target.parent.mkdir(parents=True, exist_ok=True)
         with making(target, lambda made: os.replace(made, target)) as made:  # takes the place of an empty folder
             names = _write(model, made, save, beside, recipe, accuracy, max_shard_bytes)
-            made.chmod(0o755)
     return names
 
 
@@ -97,6 +96,7 @@ def write_pruned(model: nn.Module, target: Path, source: Path | None, criterion:
         # One file: the promise in its metadata is then in one place too.
         model.save_pretrained(target, max_shard_size="1000GB")  # pyright: ignore[reportCallIssue]
     patterns, axes, _ = _promised(model, Checkpoint.open(target / WEIGHTS))
+    as_new(target / WEIGHTS)
     _promise(target / WEIGHTS, patterns, axes)
     if source is not None:
         write_note(target / CONFIG, patterns, criterion)
@@ -130,6 +130,7 @@ def _write(
     save(made, max_shard_size=max_shard_bytes)
     patterns, axes, zeros = _promised(model, Checkpoint.open(made))
     for file in sorted(made.glob("*.safetensors")):
+        as_new(file)
         _promise(file, patterns, axes)
     if recipe is not None:
         recipe.save(made / RECIPE)

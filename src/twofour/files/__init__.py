@@ -17,11 +17,12 @@ from twofour.files.reading import (
     require_plain,
     unreadable,
 )
-from twofour.files.replacing import is_temporary, remove_left, replacing, writing
+from twofour.files.replacing import as_new, is_temporary, remove_left, replacing, writing
 
 __all__ = [
     "LARGEST_LIST",
     "PATIENCE",
+    "as_new",
     "bytes_of",
     "is_archive",
     "is_temporary",

@@ -25,6 +25,8 @@ _TEMPORARY = re.compile(rf"\.(.+){re.escape(PREFIX)}[a-z0-9_]{{8}}{re.escape(SUF
 _log = logging.getLogger("twofour.files")
 _UMASK = os.umask(0o022)
 os.umask(_UMASK)
+_NEW = 0o666 & ~_UMASK
+"""Permissions of a new file."""
 
 
 @contextmanager
@@ -84,6 +86,15 @@ def writing(path: object, kind: type[TwofourError], what: str = "the file") -> I
         ) from error
 
 
+def as_new(path: str | os.PathLike[str]) -> None:
+    """Give a file the permissions of any new one: safetensors' own writer leaves its files to their owner alone.
+
+    Raises:
+        OSError: It is not there, or another user's.
+    """
+    os.chmod(path, _NEW)
+
+
 def is_temporary(name: str) -> bool:
     """Tell whether a file's name is one that `replacing` gives to what is not whole yet."""
     return _TEMPORARY.fullmatch(name) is not None
@@ -108,7 +119,7 @@ def _mode(target: Path) -> int:
     try:
         found = os.lstat(target).st_mode
     except FileNotFoundError:
-        return 0o666 & ~_UMASK
+        return _NEW
     if stat.S_ISDIR(found):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(target))
     if stat.S_ISLNK(found):  # the real path of a link is a link when links go round

@@ -15,7 +15,7 @@ import twofour
 from twofour.checkpoints import CONFIG, Checkpoint, describe
 from twofour.errors import ExportError
 from twofour.export.save_load import contents_of
-from twofour.files import named, read_json, replacing
+from twofour.files import as_new, named, read_json, replacing
 from twofour.integrations.config import TwoFourConfig
 from twofour.streaming.prune import write_note
 
@@ -64,6 +64,8 @@ def save_pretrained(
         _save_packed(model, folder, kwargs)
     else:
         type(model).save_pretrained(model, folder, **kwargs)
+        for file in folder.glob("*.safetensors"):
+            as_new(file)
         if (folder / CONFIG).exists():  # not in a process of several that leaves the writing to another
             write_note(folder / CONFIG, Checkpoint.open(folder).promise.patterns, config.criterion)
     if key and (folder / CONFIG).exists():
