@@ -1,16 +1,20 @@
 """A graph holds copies of what its model held; a change of the model is seen, and the layers answer then."""
 
 import copy
+import gc
 import logging
 import pickle
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import twofour
-from twofour.compiler.held import Held
+from twofour.compiler.held import CHANGED, HOOKS, TRAINING, Held
+from twofour.compiler.whole_model import all_hooks
 
 from .small import quick
 
@@ -106,3 +110,40 @@ def test_tensors_that_count_no_writes_are_held_too() -> None:
     assert held.changed() == ""
     model.bias = nn.Parameter(torch.ones(4))
     assert held.changed() == "bias"
+
+
+LOOKS: dict[str, tuple[Callable[[Any], object], int]] = {
+    "nothing": (lambda model: model[0].weight, 0),
+    "a write": (lambda model: model[0].weight.detach().add_(1), CHANGED),
+    "an assignment": (lambda model: setattr(model[0], "bias", nn.Parameter(torch.ones(4))), CHANGED),
+    "an equal value in its place": (lambda model: setattr(model[0], "bias", nn.Parameter(model[0].bias)), CHANGED),
+    "none in its place": (lambda model: setattr(model[0], "bias", None), CHANGED),
+    "a removal": (lambda model: delattr(model[0], "bias"), CHANGED),
+    "an addition": (lambda model: model[0].register_parameter("more", nn.Parameter(torch.ones(4))), CHANGED),
+    "a module in its place": (lambda model: model.__setitem__(1, nn.ReLU()), CHANGED),
+    "values exchanged": (lambda model: model.register_module("2", model._modules.pop("1")), CHANGED),
+    "a mode": (lambda model: model[1].train(), TRAINING),
+    "a mode and a hook": (lambda model: model[1].train().register_forward_hook(print), TRAINING | HOOKS),
+    "a hook and a write": (lambda model: model[1].register_forward_pre_hook(print) and model[0].bias.zero_(), 6),
+}
+
+
+@pytest.mark.parametrize("name", LOOKS)
+@torch.no_grad()
+def test_a_look_sees_what_the_names_say(name: str) -> None:
+    model: Any = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout()).eval()
+    held = Held(model, all_hooks(model))
+    assert held.look() == 0
+    change, seen = LOOKS[name]
+    change(model)
+    assert held.look() == seen and held.look() == seen
+    assert (bool(held.training()), bool(held.changed())) == (bool(seen & TRAINING), bool(seen & CHANGED))
+
+
+def test_what_is_held_is_collected_with_its_model() -> None:
+    model: Any = nn.Sequential(nn.Linear(4, 4))
+    model[0].own = Held(model, all_hooks(model))  # a cycle
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None

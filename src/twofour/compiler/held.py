@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from twofour import native
+
+TRAINING, HOOKS, CHANGED = 1, 2, 4
+"""What `Held.look` sees: a module in training mode, a filled mapping of hooks, something that `Held.changed` names."""
 
 _version, _training = attrgetter("_version"), itemgetter("training")
 _PLAIN = (Tensor, nn.Parameter)
@@ -17,15 +22,16 @@ _PLAIN = (Tensor, nn.Parameter)
 class Held:
     """The modules, parameters and buffers of a model at one moment, by identity, and how often they were written to.
 
-    A look costs about 30 ns for each of them in a cache. Behind a call, whose weights have emptied it, each thing that
-    is touched waits for memory: nothing is that need not be. What is written through `.data` or numpy leaves no trace
-    and is not seen.
+    Each call of a graph asks whether anything is different, by `look`, which is native (`held.cc`); `training` and
+    `changed` find out by name, and are its reference. What is written through `.data` or numpy leaves no trace and is
+    not seen.
 
     Args:
         model: Any module; nothing of it is copied.
+        hooks: Mappings in which torch keeps hooks.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, hooks: Iterable[Mapping[int, Any]] = ()) -> None:
         named = [(name, held) for name, module in model.named_modules() for held in _places(module) if held]
         self._prefixes, self._places = [name for name, _ in named], [held for _, held in named]
         self._modes = {name: vars(module) for name, module in model.named_modules()}
@@ -36,6 +42,12 @@ class Held:
         self._written = [(n, v) for n, v in zip(self._names, self._values, strict=True) if _counts(v)]
         self._tensors = [value for _, value in self._written]
         self._versions = [*map(_version, self._tensors)]
+        native_held = native.extension().HeldState
+        self._native = native_held(self._states, list(hooks), self._places, self._values, self._tensors)
+
+    def look(self) -> int:
+        """Return what is to be seen now, of `TRAINING`, `HOOKS` and `CHANGED`; 0: all is as it was."""
+        return self._native.look()
 
     def training(self) -> str:
         """Return the name of a module that is in training mode, as one for Monte Carlo dropout, "" where none is."""

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from twofour.capture import Graph, Guard, bind
 from twofour.compiler.agreement import AGREEMENT, Agreement
-from twofour.compiler.held import Held
+from twofour.compiler.held import CHANGED, HOOKS, TRAINING, Held
 from twofour.compiler.ragged import RaggedProgram
 from twofour.errors import KernelError
 from twofour.graph import Executor
@@ -100,8 +100,8 @@ class WholeModel:
         self.ragged: RaggedProgram | None = None
         self._said: set[str] = set()
         self._served: dict[Any, list[int]] = {}
-        self._hooks: list[Mapping[int, Any]] | None = None
-        self._held: Held | None = Held(model)
+        self._hooks = all_hooks(model)
+        self._held: Held | None = Held(model, self._hooks)
         self._changed = ""
         self.__signature__ = own_signature(model)
 
@@ -158,10 +158,17 @@ class WholeModel:
 
     def own(self) -> str:
         """Return why the model's own forward runs whatever it is given, "" where the graph may."""
-        if self._hooks is None:
+        if self._held is None:  # a copy looks at its own modules
             self._hooks = all_hooks(self.model)
-        own = "in training mode" if self.model.training else "with forward hooks" if run_hooks(self._hooks) else ""
-        return own or self._after_a_change()
+            self._held = Held(self.model, self._hooks)
+        seen = self._held.look()
+        if not seen and not self._changed:
+            return ""
+        if self.model.training:
+            return "in training mode"
+        if seen & HOOKS and run_hooks(self._hooks):
+            return "with forward hooks"
+        return self._after_a_change(self._held, seen)
 
     def _remember(self, like: Any, values: Sequence[Any], leaves: Sequence[Any]) -> None:
         """Note that the graph holds for calls that lie as this one, and in which order it takes their tensors."""
@@ -178,13 +185,12 @@ class WholeModel:
             return given[name]
         return found
 
-    def _after_a_change(self) -> str:
+    def _after_a_change(self, held: Held, seen: int) -> str:
         """Return why the graph is not what the model has become, "" where it still is."""
-        if self._held is None:
-            self._held = Held(self.model)
-        if name := self._held.training():
-            return f"with `{name}` in training mode"
-        self._changed = self._changed or self._held.changed()
+        if seen & TRAINING:
+            return f"with `{held.training()}` in training mode"
+        if seen & CHANGED:
+            self._changed = self._changed or held.changed()
         return f"after a change of `{self._changed}`, of which the graph has a copy," if self._changed else ""
 
     def _say(self, own: str, given: Mapping[str, Any]) -> None:
@@ -198,7 +204,7 @@ class WholeModel:
     def __getstate__(self) -> dict[str, Any]:
         if self._held is not None:
             self._changed = self._changed or self._held.changed()
-        mine = {"_hooks": None, "_held": None, "__signature__": None, "_served": {}}  # a copy has its own modules
+        mine = {"_hooks": [], "_held": None, "__signature__": None, "_served": {}}  # a copy has its own modules
         return {**self.__dict__, **mine}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -65,4 +65,5 @@ NB_MODULE(_ext, m) {
   bind_fused_block(m);
   bind_copy(m);
   bind_executor(m);
+  bind_held(m);
 }
