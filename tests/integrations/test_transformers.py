@@ -14,6 +14,7 @@ from transformers.quantizers import auto
 
 import twofour
 from tests.integrations.folders import SENTENCES, folder_of, model_of, packed_folder, with_tokenizer
+from twofour import progress
 from twofour.checkpoints import Checkpoint, read_header, write_tensors
 from twofour.errors import CompileError, DataError, ExportError, FormatError
 from twofour.export.file import parts_of
@@ -64,7 +65,7 @@ def test_a_folder_with_zeros_runs_sparse_at_every_size(places, caplog):
     with caplog.at_level(logging.WARNING):
         alike(fast, plain, calls(places["zeros"]))
         alike(fast, plain, [{**given, "return_dict": True} for given in calls(places["zeros"])])
-    assert "layer by layer" not in caplog.text and "no weight" not in caplog.text
+    assert "layer by layer" not in caplog.text and "is dense" not in caplog.text
     assert not hasattr(fast.config, "quantization_config")
     assert all(module.config is fast.config for module in fast.modules() if hasattr(module, "config"))
 
@@ -72,7 +73,8 @@ def test_a_folder_with_zeros_runs_sparse_at_every_size(places, caplog):
 def test_a_dense_folder_stays_as_it_is_and_a_warning_says_so(places, caplog):
     plain = AutoModel.from_pretrained(places["dense"])
     fast = AutoModel.from_pretrained(places["dense"], quantization_config=TwoFourConfig(graph=False))
-    assert "no weight of" in caplog.text and "is sparse" in caplog.text
+    assert "is dense and stays so" in caplog.text and "in float32" in caplog.text
+    assert f"twofour optimize {places['dense']}" in caplog.text
     alike(fast, plain, calls(places["dense"]))
 
 
@@ -103,6 +105,16 @@ def test_data_without_sentences_are_refused(places):
         config = TwoFourConfig(prune="2:4", data=data)
         with pytest.raises(DataError, match=said):
             AutoModel.from_pretrained(places["dense"], quantization_config=config)
+
+
+def test_pruning_while_loading_shows_its_progress_unless_transformers_bars_are_off(places, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "EVERY", 0.002)
+    config = TwoFourConfig(prune="2:4", data=SENTENCES, graph=False)
+    AutoModel.from_pretrained(places["dense"], quantization_config=config)
+    assert not capsys.readouterr().err
+    transformers.utils.logging.enable_progress_bar()
+    AutoModel.from_pretrained(places["dense"], quantization_config=config)
+    assert "pruning weights: " in capsys.readouterr().err
 
 
 def same_weights(one, other):

@@ -12,6 +12,7 @@ from typing import Any
 
 from safetensors import safe_open
 from torch import nn
+from transformers.utils.logging import is_progress_bar_enabled
 
 import twofour
 from twofour import native
@@ -123,7 +124,9 @@ class Packed:
                 remedy="load the plain folder, with zeros or dense, for another type",
             )
         masked = twofour.load(self.path, self.empty, masked=True)
-        return twofour.compile(masked, example, config.dtype, memory=config.memory or "fast", graph=config.graph)
+        options: dict[str, Any] = {"memory": config.memory or "fast", "graph": config.graph}
+        options |= {} if is_progress_bar_enabled() else {"progress": False}
+        return twofour.compile(masked, example, config.dtype, **options)
 
     def _compiled(self, config: TwoFourConfig, example: Any) -> nn.Module:
         load = partial(twofour.load, self.path, self.empty, memory=config.memory, graph=config.graph)

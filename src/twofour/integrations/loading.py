@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.utils.logging import is_progress_bar_enabled
 
 import twofour
 from twofour import masks
@@ -21,8 +22,26 @@ from twofour.patterns.base import is_finite
 logger = logging.getLogger("twofour.integrations")
 
 
+DENSE = (
+    "%s is dense and stays so, since weights are never changed unasked: it runs on the dense kernels that are fastest "
+    'here, in %s. 2:4 is faster still and costs quality: TwoFourConfig(prune="2:4", data=[hundreds of sentences]) '
+    "prunes once while it loads; `twofour optimize %s --data FILE --within 1 --out DIR` makes both, judges them on "
+    "sentences held back and keeps the fastest that loses at most 1 point (docs/huggingface.md#quality)"
+)
+"""Said of a folder without zeros: model, computing type, and the model again."""
+
+PRUNED = (
+    "%s was pruned %s in one shot %s, which changes its answers: compare them on your task with those of the model "
+    "without prune=, or let `twofour optimize` judge it; training wins back most of what is lost "
+    "(docs/huggingface.md#quality)"
+)
+"""Said of a model that is pruned while it is loaded: model, pattern, and by what."""
+
+
 def compiled(model: Any, config: TwoFourConfig) -> nn.Module:
     """Return a compiled copy of a loaded model; with `config.prune` the model is pruned before.
+
+    Both show their progress, unless transformers' own bars are switched off.
 
     Raises:
         TwofourError: As `twofour.prune` and `twofour.compile` do.
@@ -35,29 +54,23 @@ def compiled(model: Any, config: TwoFourConfig) -> nn.Module:
     example = example_of(model, config.batch, config.length) if config.graph else None
     example = example if example is not None and runs(model, example) else None
     graph = config.graph if example is not None else "auto"
-    fast = twofour.compile(model, example, config.dtype or _own(model), memory=config.memory or "fast", graph=graph)
+    dtype, shown = config.dtype or _own(model), None if is_progress_bar_enabled() else False
+    fast = twofour.compile(model, example, dtype, memory=config.memory or "fast", graph=graph, progress=shown)
     if not _is_sparse(fast):
-        logger.warning(
-            "no weight of %s is sparse: it runs on the best dense kernels. A folder that `twofour prune` or training "
-            'with twofour.prune made is faster; TwoFourConfig(prune="2:4", data=sentences) prunes this one now',
-            model.config.name_or_path or type(model).__name__,
-        )
+        name = _name(model)
+        logger.warning(DENSE, name, dtype, name)
     return fast
 
 
 def _prune(model: Any, config: TwoFourConfig, pattern: str) -> None:
     given, samples = (None, None) if config.data is None else batches(model, config.data)
-    twofour.prune(
-        model, pattern, criterion=config.criterion, skip=config.skip, data=given, samples=samples, progress=False
-    )
-    shot = "by magnitude, without data" if given is None else "on the data"
-    logger.warning(
-        "%s was pruned %s in one shot %s: measure what that costs before you use it; training wins it back "
-        "(docs/huggingface.md)",
-        model.config.name_or_path or type(model).__name__,
-        pattern,
-        shot,
-    )
+    options: dict[str, Any] = {"criterion": config.criterion, "skip": config.skip, "data": given, "samples": samples}
+    twofour.prune(model, pattern, **options, progress=is_progress_bar_enabled())
+    logger.warning(PRUNED, _name(model), pattern, "by magnitude, without data" if given is None else "on the data")
+
+
+def _name(model: Any) -> str:
+    return model.config.name_or_path or type(model).__name__
 
 
 def _own(model: nn.Module) -> str:
