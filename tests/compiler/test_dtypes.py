@@ -101,6 +101,7 @@ def test_static_ranges_come_from_data_and_travel_in_the_file(tmp_path: Path) -> 
     assert isinstance(fast, nn.Sequential)
     first = fast[0]
     assert isinstance(first, CompiledLinear) and not first.problem.quantization.dynamic
+    assert "(int8, static ranges of the data, " in str(fast.plan)
     low, high = min(x.min() for x, _ in data), max(x.max() for x, _ in data)
     assert first.problem.quantization.x_scale == pytest.approx(float(high - low) / 255, rel=1e-5)
     x = data[0][0]

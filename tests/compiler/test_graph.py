@@ -15,7 +15,7 @@ from tests.compiler.small import Branching, mlp, quick
 from tests.graph.small import Encoder, GatedBlock, PreNormBlock
 from twofour.compiler import fused_matmuls
 from twofour.compiler import graph as compiled_graph
-from twofour.compiler.layer import PreparedWeights
+from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.compiler.terms import Terms
 from twofour.compiler.whole_model import WholeModel
 from twofour.errors import CompileError
@@ -125,6 +125,21 @@ def test_the_plan_accounts_for_the_time() -> None:
     joined = found["layers.0.(query + key + value)"]
     assert joined.parts == tuple(f"layers.0.{part}" for part in ("query", "key", "value"))
     assert all("a part of `layers.0.(query" in found[part].reason for part in joined.parts)
+
+
+def test_dense_products_share_their_layers_weights_and_their_reason() -> None:
+    fast = whole(Encoder().eval(), (torch.randint(0, 50, (2, 16)), torch.ones(2, 16)), dtype="int8")
+    text = str(fast.plan)
+    assert "no sparse kernel runs here" not in text and "dense: not 2:4, 1024 of 1024 groups have 3 or 4" in text
+    assert "(int8, a range of each token, " in text
+    layers = {name: module for name, module in fast.named_modules() if isinstance(module, CompiledLinear)}
+    called = [getattr(call, "__self__", None) for call in fast.forward.program.python.names.values()]
+    products = {call.name: call for call in called if isinstance(call, CompiledLinear) and call.name in layers}
+    assert products, "each layer that is not joined is a product of its own"
+    for name, product in products.items():
+        kept = dict(zip(layers[name].prepared.layouts, layers[name].prepared.weights, strict=True))
+        for layout, weight in zip(product.prepared.layouts, product.prepared.weights, strict=True):
+            assert kept.get(layout, weight) is weight, f"{name} has its weight twice in {layout}"
 
 
 def test_products_that_are_faster_apart_are_not_joined(

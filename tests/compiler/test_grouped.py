@@ -119,7 +119,13 @@ def test_a_layer_counts_as_sparse_where_the_product_that_holds_it_is() -> None:
 
 def test_an_account_says_which_rewrites_do_not_run() -> None:
     account = GraphReport("graph", "faster", {}, {"joined": 2}, (), (OperatorTime("linear", 1, 1.0),))
-    assert account.lines()[1:] == ["rewrites: joined 2", "after: 1.000 ms = linear 1.000 ms (1)"]
+    assert account.lines()[1:] == [
+        "rewrites: joined 2",
+        "after: 1.000 ms = linear 1.000 ms (1), each operator timed by itself",
+    ]
+    raced = replace(account, engine_ms={"layers": 3.0, "graph": 2.0})
+    assert raced.lines()[0].endswith("; layers 3.000 ms, graph 2.000 ms")
+    assert raced.lines(timed=False)[0].endswith("; layer by layer takes 1.50x its time"), "one time of one thing"
     idle = replace(account, engine="layers").lines()[1:]
     assert [line.partition(":")[0] for line in idle] == [
         f"{name} (of the graph, which does not run)" for name in ("rewrites", "after")

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,7 @@ def test_bert(sparse: bool) -> None:
     if sparse:
         fast = compiled(model := twofour.prune(bert(), "2:4"))
     assert "run on their real tokens, " in fast.plan.account.ragged and "ragged: " in str(fast.plan)
+    assert re.search(r"\(\d+ of \d+ tokens take \d\.\d\dx the time of all", fast.plan.account.ragged)
     for given in (padded(), padded((9, 3)), padded((1, 40, 2))):
         assert packs(fast, given)
         same(model, fast, given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -83,7 +83,16 @@ def build(
     seen_by = {name: count for name, count in counts.items() if name in weights}
     plan = replace(plan, group=computing.group, symmetric=computing.symmetric, counts=seen_by)
     plan = replace(plan, steps={name: layer.example for name, layer in recurrent.items() if layer.example})
-    return fast, plan
+    return fast, replace(plan, ranges=_ranges(weights.values(), computing.dtype))
+
+
+def _ranges(weights: Collection[LayerWeight], dtype: str) -> str:
+    """Say what int8 layers round their inputs by, "" of another type."""
+    linear = [weight for weight in weights if weight.geometry is None and dtype == "int8"]
+    static = sum(not weight.quantization.dynamic for weight in linear)
+    if not static:
+        return "a range of each token" if linear else ""
+    return "static ranges of the data" + ("" if static == len(linear) else f" in {static} layers")
 
 
 def concluded(plan: Plan, terms: Terms) -> Plan:
@@ -194,7 +203,8 @@ def _describe(
         not_measured(entry.geometry, terms.memory, terms.rules == CLOSE) if entry.geometry is not None else "",
     )
     reason = explain(choice, tokens, because, terms.memory, *notes)
-    return described(entry.name, entry.kind, entry.shape, tokens, choice, reason, (entry.nbytes, nbytes, stored))
+    sizes = entry.nbytes, nbytes, stored
+    return described(entry.name, entry.kind, entry.shape, tokens, choice, reason, sizes, dense_because=because)
 
 
 def _in_order(model: nn.Module, layers: Sequence[LayerPlan]) -> tuple[LayerPlan, ...]:

@@ -16,10 +16,11 @@ from twofour.capture import Graph
 from twofour.compiler.case import as_bytes
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.compiler.plan import LayerPlan, described
-from twofour.compiler.reasons import TIE, explain, explain_join
+from twofour.compiler.reasons import ALONE, TIE, explain, explain_join
 from twofour.compiler.terms import Terms
 from twofour.graph import Product, Source
 from twofour.graph.base import insert, place, product, value
+from twofour.kernels.base import Prepared
 from twofour.kernels.nm_matmul import DYNAMIC
 from twofour.kernels.problem import Problem
 from twofour.kernels.quantization import Quantization
@@ -88,6 +89,7 @@ def place_products(
     terms: Terms,
     *,
     lowered: bool = False,
+    dense_because: Mapping[str, str] | None = None,
 ) -> tuple[tuple[LayerPlan, ...], int]:
     """Replace every marked product of the graph by a layer.
 
@@ -97,13 +99,14 @@ def place_products(
         layers: The compiled layers by name.
         terms: What holds for every layer.
         lowered: Whether activations are bfloat16 that are not in the model: the layers were measured on others.
+        dense_because: Why layers' weights are not packed, by name.
 
     Returns:
         Plan entries for weights that are kept besides, and how many joined products are apart again.
     """
     module = graph.module
     sizes = _Sizes(module, leaves)
-    placer = _Placer(module, layers, terms, lowered)
+    placer = _Placer(module, layers, terms, lowered, dense_because or {})
     waiting, apart = [node for node in module.graph.nodes if "product" in node.meta], 0
     for index in count():
         if not waiting:
@@ -148,8 +151,10 @@ class _Placer:
         layers: Mapping[str, CompiledLinear],
         terms: Terms,
         lowered: bool,
+        dense_because: Mapping[str, str],
     ) -> None:
         self.module, self.layers, self.terms, self.lowered = module, layers, terms, lowered
+        self.dense_because = dense_because
         self.cache = terms.cache
         self.footprint = sum(4 * layer.in_features * layer.out_features for layer in layers.values())
         self.plans: list[LayerPlan] = []
@@ -179,7 +184,8 @@ class _Placer:
     def weight(self, source: Source) -> tuple[Packed | Tensor, str]:
         """Return the rows of one source, packed where they are 2:4, and why they are not, "" where they are."""
         if source.layer:
-            return self.layers[source.layer].prepared.source(), ""
+            held = self.layers[source.layer].prepared.source()
+            return held, "" if isinstance(held, Packed) else self.dense_because.get(source.layer) or ALONE
         stored = getattr(self.module, source.weight.replace(".", "__"))
         dense = stored.detach().t().contiguous() if source.transposed else stored.detach()
         pattern, because = self.terms.computing.find(dense)
@@ -212,7 +218,7 @@ class _Placer:
         dtype = terms.computing.dtype if rounded else str(types.read).removeprefix("torch.")
         options = {"dtype": dtype, "activations": types.read}
         choice = terms.choose(name, weight, bias, tokens, self.footprint, problem, **options)
-        prepared = PreparedWeights(choice.layouts.values())
+        prepared = PreparedWeights(self.held(product, choice.layouts))
         remark = choice.dispatch.at(tokens)[0].remark(columns)
         reason = explain(choice, tokens, because, terms.memory, "in the graph", remark)
         layer = ProductLayer(name, columns, problem, choice.dispatch, prepared, bias)
@@ -225,8 +231,16 @@ class _Placer:
                 return None
         before, after = self.own_bytes(product, prepared)
         held, sizes = tuple(names) if len(names) > 1 else (), (before, after, before)
-        self.plans.append(described(name, "product", (rows, columns), tokens, choice, reason, sizes, held))
+        given = tokens, choice, reason, sizes, held
+        self.plans.append(described(name, "product", (rows, columns), *given, dense_because=because))
         return layer
+
+    def held(self, product: Product, layouts: Mapping[str, Prepared]) -> list[Prepared]:
+        """Return the layouts of a product's weight, those that its one layer has already as the layer has them."""
+        source, *others = product.sources
+        layer = None if others else self.layers.get(source.layer)
+        known = {} if layer is None else dict(zip(layer.prepared.layouts, layer.prepared.weights, strict=True))
+        return [known.get(layout, made) for layout, made in layouts.items()]
 
     def together_and_apart(
         self, layer: CompiledLinear, parts: Sequence[CompiledLinear], tokens: int, types: Types
@@ -255,7 +269,8 @@ class _Placer:
         """
         source, *others = product.sources
         if others or source.layer:
-            return 0, prepared.nbytes
+            own = {} if others else {id(weight) for weight in self.layers[source.layer].prepared.weights}
+            return 0, sum(weight.nbytes for weight in prepared.weights if id(weight) not in own)
         stored = getattr(self.module, source.weight.replace(".", "__"))
         added = [t for t in prepared.tensors if t.is_mkldnn or t.data_ptr() != stored.data_ptr()]
         return stored.nbytes, stored.nbytes + sum(t.numel() * t.element_size() for t in added)

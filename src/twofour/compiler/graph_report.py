@@ -74,9 +74,18 @@ class GraphReport:
             **{name: [entry.__dict__ for entry in entries] for name, entries in times.items()},
         }
 
-    def lines(self, shown: int = 6) -> list[str]:
-        """Return the account as text: engines, rewrites, and the `shown` slowest operators before and after."""
+    def lines(self, shown: int = 6, *, timed: bool = True) -> list[str]:
+        """Return the account as text: engines, rewrites, and the `shown` slowest operators before and after.
+
+        Args:
+            shown: How many operators.
+            timed: Say the engines' milliseconds; else, where another line has the time of the one that runs, how many
+                times as long the others take: they were raced against each other, at another moment.
+        """
         engines = ", ".join(f"{name} {ms:.3f} ms" for name, ms in self.engine_ms.items())
+        if not timed and (own := self.engine_ms.get(self.engine)):
+            others = {_ENGINES.get(name, name): ms for name, ms in self.engine_ms.items() if name != self.engine}
+            engines = ", ".join(f"{name} takes {ms / own:.2f}x its time" for name, ms in others.items())
         found = [f"whole model: {self.engine} ({self.reason}){'; ' if engines else ''}{engines}"]
         idle = "" if self.engine == "graph" else " (of the graph, which does not run)"
         if self.rewrites:
@@ -97,13 +106,19 @@ class GraphReport:
         found += [f"error of {name}: {bound}" for name, bound in self.bounds.items() if not bound.startswith("0")]
         found += [f"not rewritten: {line}" for line in self.not_rewritten]
         found += [f"left out: {rule} raised {why}, please report it" for rule, why in self.left_out.items()]
+        padded = ", padding too" if self.ragged else ""
         for name, times in (("before", self.before), (f"after{idle}", self.after)):
             if times:
                 listed = [f"{entry.operator} {entry.ms:.3f} ms ({entry.calls})" for entry in times[:shown]]
                 rest = sum(entry.ms for entry in times[shown:])
                 listed += [f"other {rest:.3f} ms"] if times[shown:] else []
-                found.append(f"{name}: {sum(entry.ms for entry in times):.3f} ms = {' + '.join(listed)}")
+                total = sum(entry.ms for entry in times)
+                found.append(f"{name}: {total:.3f} ms = {' + '.join(listed)}, {_ALONE}{padded}")
         return found
+
+
+_ENGINES = {"layers": "layer by layer", "graph": "the graph"}
+_ALONE = "each operator timed by itself"
 
 
 def by_operator(times: Sequence[tuple[str, float]]) -> tuple[OperatorTime, ...]:

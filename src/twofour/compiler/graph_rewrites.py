@@ -147,7 +147,9 @@ def _place(found: Rewrites, fast: nn.Module, graph: Graph, plan: Plan, leaves: S
     layers, convs = compiled_layers(fast)
     plans = {layer.name: layer for layer in plan.layers}
     folded = place_convs(graph.module, convs, plans, terms)
-    placed, apart = place_products(graph, leaves, layers, terms, lowered=found.counts.get(BETWEEN, 0) > 0)
+    because = {name: plan.dense_because for name, plan in plans.items()}
+    lowered = found.counts.get(BETWEEN, 0) > 0
+    placed, apart = place_products(graph, leaves, layers, terms, lowered=lowered, dense_because=because)
     if apart:  # the rule joined them; measuring took them apart
         found.counts[JOIN_QKV.name] -= apart
     found.step(RECURRENT, lambda: place_recurrent(graph.module))

@@ -37,6 +37,7 @@ class LayerPlan:
         bytes_after: Bytes of the weight in every layout kept, those of the graph included.
         bytes_in_file: Bytes of the weight as `twofour.save` writes it.
         parts: Layers whose weights one product of the graph holds together; empty but for such a product.
+        dense_because: Why its weight is not packed, "" where it is or nothing was measured.
         times: Median seconds of each kernel at each measured token count.
     """
 
@@ -54,6 +55,7 @@ class LayerPlan:
     bytes_in_file: int = 0
     parts: tuple[str, ...] = ()
     times: Times = field(default_factory=dict, repr=False)
+    dense_because: str = ""
 
     @property
     def sparse(self) -> bool:
@@ -76,6 +78,8 @@ class Plan:
         error: Relative error ||compiled - masked|| / ||masked|| of the worst output on the example; None without one.
         group: Inputs that share a scale in int4.
         symmetric: Whether int4 has no zero points.
+        ranges: Of int8, what its inputs are rounded by: "a range of each token" or "static ranges of the data", in
+            how many layers where that is not all; "" of another type.
         counts: Tokens that each compiled Linear saw in the example; empty without one.
         steps: Steps and sequences that each recurrent layer saw in the example; empty without one.
         account: What became of the graph, and where the whole model's time goes; None without one.
@@ -97,6 +101,7 @@ class Plan:
     error: float | None = None
     group: int = 64
     symmetric: bool = True
+    ranges: str = ""
     counts: Mapping[str, int] = field(default_factory=dict)
     steps: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     account: GraphReport | None = None
@@ -115,14 +120,17 @@ class Plan:
             return ""
         dense, compiled = self.whole_ms["dense"], self.whole_ms["compiled"]
         engine = self.account.engine if self.account else "layers"
-        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
         what = "the model as it was given, in eager torch"
         if self.rounded:
             what = "the rounded model in eager torch; the float model is not here"
         return (
             f"one call on the example: dense {dense:.3f} ms, compiled {compiled:.3f} ms, {dense / compiled:.2f} times "
-            f"as fast ({engine}, {threads}; dense is {what})"
+            f"as fast ({engine}, {self._threads}; dense is {what})"
         )
+
+    @property
+    def _threads(self) -> str:
+        return "1 thread" if self.threads == 1 else f"{self.threads} threads"
 
     @property
     def bytes_before(self) -> int:
@@ -188,11 +196,13 @@ class Plan:
         sparse = sum(holding.get(layer.name, layer).sparse for layer in whole)  # a part runs as its product does
         error = "" if self.error is None else f", error on the example {self.error:.1e}"
         lines.append(
-            f"{sparse} of {len(whole)} layers run sparse ({self.dtype}, {self.threads} threads, {self.isa}); "
+            f"{sparse} of {len(whole)} layers run sparse "
+            f"({', '.join(filter(None, (self.dtype, self.ranges, self._threads, self.isa)))}); "
             f"their weights {self.bytes_before / 1e6:.2f} MB dense, {self.bytes_after / 1e6:.2f} MB as kept "
             f'(memory="{self.memory}"), {self.bytes_in_file / 1e6:.2f} MB of a file{error}'
         )
-        return "\n".join([*lines, *(self.account.lines() if self.account else []), *self.notes])
+        account = self.account.lines(timed=not self.whole_ms) if self.account else []
+        return "\n".join([*lines, *account, *self.notes])
 
 
 def described(
@@ -204,12 +214,13 @@ def described(
     reason: str,
     sizes: tuple[int, int, int],
     parts: tuple[str, ...] = (),
+    dense_because: str = "",
 ) -> LayerPlan:
     """Return the entry of a layer that was measured; `sizes`: bytes before, after and in a file."""
     dense, sparse = choice.at(tokens, sparse=False), choice.at(tokens, sparse=True)
     ms = dense and dense * 1e3, sparse and sparse * 1e3
     runs = choice.runs(tokens).name, choice.dispatch.to_text()
-    return LayerPlan(name, kind, shape, tokens, *runs, *ms, reason, *sizes, parts, choice.times)
+    return LayerPlan(name, kind, shape, tokens, *runs, *ms, reason, *sizes, parts, choice.times, dense_because)
 
 
 def with_products(layers: Sequence[LayerPlan], products: Sequence[LayerPlan]) -> tuple[LayerPlan, ...]:

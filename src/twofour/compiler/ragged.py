@@ -157,13 +157,17 @@ def _chosen(
     program = RaggedProgram(found, (longer or leaves)[found.mask].shape[1])
     _require_agreement(program, padded, found, leaves, allowed)
     times = _times(program, padded, leaves, terms, low_bits)
-    mask = leaves[found.mask]
-    parts = f"{real_tokens(mask)} of {mask.numel()} tokens real: "
-    parts += ", ".join(f"{name} {1e3 * seconds:.3f} ms" for name, seconds in times.items())
-    if times["packed"] > times["padded"]:
+    share = times["packed"] / times["padded"]
+    parts = f"{_real(leaves[found.mask])} take {share:.2f}x the time of all"
+    if share > 1:
         return RaggedChoice(None, f"batches with padding run padded, which is faster ({parts})")
-    said = f"batches with padding run on their real tokens, {found.calls} calls of them ({parts})"
+    own = f"; of the example {_real(example[found.mask])}" if program.leaves(example) is not None else ""
+    said = f"batches with padding run on their real tokens, {found.calls} calls of them ({parts}{own})"
     return RaggedChoice(program, said)
+
+
+def _real(mask: Tensor) -> str:
+    return f"{real_tokens(mask)} of {mask.numel()} tokens"
 
 
 def _with_padding(index: int, guard: Guard, example: Sequence[Any]) -> list[Any]:

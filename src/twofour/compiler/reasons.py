@@ -7,6 +7,9 @@ from twofour.compiler.choose import WORTH_A_COPY, Choice
 AS_FLOATS = "a file holds it as float32"
 """Of a layer that computes in whole numbers and runs dense."""
 
+ALONE = "by itself the layer is faster dense, and keeps no packed copy"
+"""Of a layer whose weight could be packed, where a graph measures it again."""
+
 
 def explain(choice: Choice, tokens: int, dense_because: str, memory: str, *notes: str) -> str:
     """Say in a few words why the layer runs as it does at `tokens`.
@@ -27,9 +30,9 @@ TIE = 1.05
 
 
 def explain_join(together: float, apart: float) -> str:
-    """Say why products of one input run as one, or do not; seconds of both."""
+    """Say why products of one input run as one, or do not; seconds of both, raced against each other."""
     tie = ", a tie: one call" if apart < together <= TIE * apart else ""
-    return f"joined: {1e3 * together:.4f} ms, {1e3 * apart:.4f} ms apart{tie}"
+    return f"joined: apart they take {apart / together:.2f}x its time{tie}"
 
 
 def _reason(choice: Choice, tokens: int, dense_because: str, memory: str) -> str:
