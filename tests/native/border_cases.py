@@ -18,7 +18,8 @@ from torch._subclasses import FakeTensorMode
 
 from twofour import native, packing
 from twofour.errors import KernelError
-from twofour.kernels.bits_matmul import GROUPS, BitWeight, bits_rows, twos
+from twofour.kernels.bits_matmul import GROUPS, BitWeight, CodeSteps, bits_rows, twos
+from twofour.kernels.bits_matmul.coded import PLAINLY
 from twofour.kernels.bits_matmul.conv import CodedImages, bits_conv_rows
 from twofour.kernels.block_matmul import block_rows
 from twofour.kernels.conv import Geometry
@@ -32,6 +33,9 @@ from twofour.packing import layout_header
 Call = tuple[str, Callable[..., Any], list[Any]]
 
 EXT = native.extension()
+
+BEGIN, CODES = torch.tensor([-9, 0, 1 << 29], dtype=torch.int32), torch.tensor([0, 1, 3], dtype=torch.uint8)
+STEPS = CodeSteps(1.0, 1.0, BEGIN, CODES, CODES, torch.zeros_like(CODES), CODES // 2, torch.ones(1, 256) > 0).table()
 
 
 class Wrapper(Tensor):
@@ -144,13 +148,17 @@ def products(scale: int) -> Iterator[Call]:
     codes = BitWeight(torch.randint(0, 4, (rows, 128), dtype=torch.uint8), twos(2), torch.ones(rows))
     for row in bits_rows():
         packed, many = row.prepare(codes).tensor, (True, 1.0, 0, 1.0, 0, 3, 1, False, 1)
-        yield row.isa, EXT.bits_matmul, [row.index, x, packed, bias, y, 1, 1, other, *many]
+        yield row.isa, EXT.bits_matmul, [row.index, x, packed, bias, y, 1, 1, other, *PLAINLY, *many]
+        marked = torch.zeros(tokens, 129, dtype=torch.uint8), torch.zeros(tokens, rows + 1, dtype=torch.uint8)
+        handing = torch.ones(2, rows), STEPS, True, (0, 3), 0.4
+        of_codes = [row.index, marked[0], packed, bias, marked[1], 2, 0, None, *handing, False, *many[1:]]
+        yield row.isa, EXT.bits_matmul, of_codes
         if row.layout == GROUPS:
             packed = row.prepare(
                 BitWeight(codes.codes, twos(2), torch.ones(rows, 4), torch.zeros(rows, 4, dtype=torch.int8))
             )
             many = (True, 1.0, 0, 1.0, 0, 255, 0, False, 1)
-            yield row.isa, EXT.bits_matmul, [row.index, x, packed.tensor, bias, y, 1, 1, other, *many]
+            yield row.isa, EXT.bits_matmul, [row.index, x, packed.tensor, bias, y, 1, 1, other, *PLAINLY, *many]
     geometry, codes = Geometry(8, 12, (3, 3)), BitWeight(codes.codes[:12, :72].contiguous(), twos(2), torch.ones(12))
     image, sizes = torch.randn(2 * scale, 8, 6, 6).contiguous(memory_format=torch.channels_last), ([6, 6], [4, 4])
     images, answer = CodedImages(False, 12, 2, 2, 2).image_bytes, torch.empty(2 * scale, 12, 4, 4)

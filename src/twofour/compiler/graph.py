@@ -218,7 +218,8 @@ def _rewritten(
     account = replace(account, engine=engine, reason=reason, engine_ms=times, calls=calls, ragged=ragged.said)
     if engine == "graph":
         object.__setattr__(fast, "forward", runner)
-        plan = replace(plan, layers=with_products(plan.layers, found.added))
+        layers = (replace(layer, reason=layer.reason + found.handed.reason(layer.name)) for layer in plan.layers)
+        plan = replace(plan, layers=with_products(tuple(layers), found.added))
     return replace(plan, account=account)
 
 

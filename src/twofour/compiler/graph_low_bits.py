@@ -1,4 +1,4 @@
-"""Convolutions of low bits in a graph: those in a row become one layer that hands codes from one to the next.
+"""Layers of low bits in a graph: convolutions in a row become one layer that hands codes from one to the next.
 
 Between two convolutions stand normalisation, ReLU, clipping and a 2 x 2 pool, and the rounding of the second one's
 inputs. All of it is monotone in a sum of whole numbers, in floats too, so that thresholds stand for it. They are found
@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 from twofour import quantization
 from twofour.capture import KEPT
 from twofour.compiler.codes import Codes
+from twofour.compiler.graph_bits_linear import Handed, place_bits_linears
 from twofour.compiler.low_bits import LinearOfCodes
 from twofour.compiler.low_bits_after import Behind, behind, held_by
 from twofour.compiler.low_bits_conv import ConvOfCodes
@@ -82,26 +83,6 @@ class BitsConvChain(nn.Module):
         return x
 
 
-class BitsLinear(nn.Module):
-    """A Linear of low bits inside a graph.
-
-    Args:
-        layer: Its product.
-    """
-
-    by_token = True
-
-    label = "linear of bits"
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the product."""
-        return self.layer(x)
-
-
 def kept_low_bits(fast: nn.Module, *, floats: bool = False) -> dict[str, nn.Module]:
     """Return the layers of low bits that run on kernels, which are single nodes of a graph.
 
@@ -134,22 +115,27 @@ def axes_of(module: nn.Module) -> tuple[int, ...]:
     return g.out_channels, *(size for axis in axes for size in axis)
 
 
-def place_low_bits(module: fx.GraphModule, fast: nn.Module, *, hand_on: bool = True) -> int:
-    """Let each layer of low bits run on its kernel, convolutions in a row as one; returns how many hand codes on.
+def place_low_bits(module: fx.GraphModule, fast: nn.Module, *, hand_on: bool = True) -> tuple[int, Handed]:
+    """Let each layer of low bits run on its kernel, convolutions in a row as one.
 
     Args:
         module: The graph as captured; it is changed.
         fast: The model with compiled layers.
-        hand_on: Whether convolutions may; without, each stands alone.
+        hand_on: Whether layers may hand codes on; without, each stands alone.
+
+    Returns:
+        How many convolutions hand codes on, and which Linears do.
     """
     _whole_norms(module.graph)
+    linears: dict[fx.Node, LinearOfCodes] = {}
     for index, node in enumerate(calls(module.graph, KEPT)):
         layer = fast.get_submodule(str(node.args[1]))
         low = quantization.held_by(layer)
         if isinstance(product := _product(layer), LinearOfCodes):
-            _place(module, node, node.args[:1], f"bits_linear_{index}", BitsLinear(product))
+            linears[node] = product
         elif low is not None and low.runs is None:  # in the graph of a file; here floats are faster
             _place(module, node, node.args[:1], f"bits_floats_{index}", layer)
+    handed = place_bits_linears(module, linears, hand_on=hand_on)
     links = {node: found for node in calls(module.graph, KEPT) if (found := _low_bits(fast, node)) is not None}
     nodes = list(links)
     before: dict[fx.Node, tuple[fx.Node, Requantised]] = {}  # by the convolution that reads the codes
@@ -168,7 +154,7 @@ def place_low_bits(module: fx.GraphModule, fast: nn.Module, *, hand_on: bool = T
         _place_chain(module, run, [links[one] for one in run], found, f"bits_conv_{index}")
     module.graph.eliminate_dead_code()
     module.graph.lint()
-    return len(before)
+    return len(before), handed
 
 
 def _place(module: fx.GraphModule, node: fx.Node, args: tuple[Any, ...], name: str, layer: nn.Module) -> None:

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import fx, nn
 
 from twofour.capture import Graph
 from twofour.compiler.conv import CompiledConv
 from twofour.compiler.conv_chain import IN_A_CHAIN, convolutions_in_a_row
 from twofour.compiler.fused_matmuls import most_tokens, place_products
 from twofour.compiler.graph_algebra import rewrite_algebra
+from twofour.compiler.graph_bits_linear import LINEAR_CODES, Handed
 from twofour.compiler.graph_conv import place_convs
 from twofour.compiler.graph_low_bits import CODES, place_low_bits
 from twofour.compiler.graph_recurrent import RECURRENT, place_recurrent
@@ -55,6 +56,7 @@ class Rewrites:
         algebra: What the rules of algebra did.
         blocks: The fused blocks.
         apart: Why convolutions in a row stayed separate calls.
+        handed: Which Linears of low bits hand codes on.
         added: Plan entries for weights that are kept besides the layers'.
     """
 
@@ -63,6 +65,7 @@ class Rewrites:
     algebra: Outcome = field(default_factory=Outcome)
     blocks: Blocks = field(default_factory=Blocks)
     apart: tuple[str, ...] = ()
+    handed: Handed = field(default_factory=Handed)
     added: tuple[LayerPlan, ...] = ()
 
     @property
@@ -72,7 +75,7 @@ class Rewrites:
         return {
             "blocks": self.blocks.text(),
             "bounds": bounds,
-            "not_rewritten": (*not_done, *self.apart),
+            "not_rewritten": (*not_done, *self.apart, *self.handed.why_not),
             "left_out": dict(self.without),
         }
 
@@ -111,9 +114,7 @@ def rewrite_graph(
     module, copies = graph.module, terms.memory == "fast"
     found = Rewrites(without)
     layers, _ = compiled_layers(fast)
-    if CODES in without:
-        place_low_bits(module, fast, hand_on=False)
-    found.step(CODES, lambda: place_low_bits(module, fast))
+    _low_bits(found, fast, module)
     found.counts |= simplify(module, without)
     found.algebra = rewrite_algebra(module, fast, layers, terms.rules, merge=copies, without=without)
     found.counts |= {**found.algebra.counts, **fuse(module, copies=copies, without=without)}
@@ -140,6 +141,19 @@ def rewrite_graph(
 
     found.step(BLOCKS, blocks)
     return found
+
+
+def _low_bits(found: Rewrites, fast: nn.Module, module: fx.GraphModule) -> None:
+    """Let layers of low bits run on their kernels, with codes between them unless that raised."""
+    if CODES in found.without:
+        place_low_bits(module, fast, hand_on=False)
+
+    def handing_on() -> int:
+        count, found.handed = place_low_bits(module, fast)
+        return count
+
+    found.step(CODES, handing_on)
+    found.counts[LINEAR_CODES] = len(found.handed.codes)
 
 
 def _place(found: Rewrites, fast: nn.Module, graph: Graph, plan: Plan, leaves: Sequence[Any], terms: Terms) -> None:

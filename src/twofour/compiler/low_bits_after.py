@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from twofour.capture import changes_in_place
-from twofour.graph.base import argument, aten, is_float32, same_size
+from twofour.graph.base import argument, aten, is_float32, same_size, value
 from twofour.kernels.bits_matmul.conv import AfterConv
 from twofour.kernels.problem import MaybeTensor
 
@@ -51,7 +51,7 @@ def behind(module: fx.GraphModule, conv: fx.Node) -> Behind | None:
         node = next(iter(at.users))
         if not is_float32(node):
             break
-        if affine is None and other is None and (scaled := _affine(module, node, at)) is not None:
+        if affine is None and other is None and (scaled := normalisation(module, node, at)) is not None:
             affine = scaled
         elif other is None and (added := _added(node, at)) is not None:
             other = added
@@ -61,15 +61,15 @@ def behind(module: fx.GraphModule, conv: fx.Node) -> Behind | None:
             break
         nodes.append(node)
         at = node
-    if not nodes or not _movable(module, conv, nodes):
+    if not nodes or not movable(module, conv, nodes):
         return None
     return Behind(tuple(nodes), AfterConv(affine, relu), other)
 
 
-def _movable(module: fx.GraphModule, conv: fx.Node, nodes: list[fx.Node]) -> bool:
-    """Tell whether nothing writes into a tensor between a convolution and the last node, which its call moves to."""
+def movable(module: fx.GraphModule, first: fx.Node, nodes: list[fx.Node]) -> bool:
+    """Tell whether nothing writes into a tensor between a layer and the last of `nodes`, which its call moves to."""
     order = list(module.graph.nodes)
-    between = order[order.index(conv) : order.index(nodes[-1])]
+    between = order[order.index(first) : order.index(nodes[-1])] if nodes else []
     return not any(changes_in_place(node) for node in between if node.op == "call_function" and node not in nodes)
 
 
@@ -86,13 +86,14 @@ def _added(node: fx.Node, at: fx.Node) -> fx.Node | None:
     return other if same_size(other, at) and same_size(node, at) else None
 
 
-def _affine(module: fx.GraphModule, node: fx.Node, at: fx.Node) -> Tensor | None:
-    """Return scale and shift of a batch normalisation of `at`: float32 (2, channels)."""
+def normalisation(module: fx.GraphModule, node: fx.Node, at: fx.Node) -> Tensor | None:
+    """Return scale and shift of a batch normalisation of `at`, images or tokens: float32 (2, channels)."""
     if node.target is not aten.batch_norm.default or node.args[0] is not at or argument(node, 5, "training"):
         return None
     weight, bias, mean, variance = (held_by(module, part) for part in node.args[1:5])
     affine = all(one is None or isinstance(one, Tensor) for one in (weight, bias))
-    if not affine or not isinstance(mean, Tensor) or not isinstance(variance, Tensor):
+    axes = value(at).ndim
+    if not affine or not isinstance(mean, Tensor) or not isinstance(variance, Tensor) or axes not in (2, 4):
         return None
     eps = float(argument(node, 7, "eps"))
 
@@ -100,15 +101,15 @@ def _affine(module: fx.GraphModule, node: fx.Node, at: fx.Node) -> Tensor | None
         with torch.no_grad():
             return torch.batch_norm(x, weight, bias, mean, variance, False, 0.0, eps, False)
 
-    of_channels = (1, len(mean), 1, 1)
+    of_channels = (1, len(mean), 1, 1)[:axes]
     zeros = torch.zeros_like(mean)
     scale = normed(torch.ones_like(mean).view(of_channels), weight, None, zeros)  # 1 * scale + 0
     shift = normed(zeros.view(of_channels), weight, bias, mean)
     generator = torch.Generator().manual_seed(0)
-    spread = torch.randn(1, len(mean), PROBES, 1, generator=generator, dtype=torch.float32, device="cpu")
-    probes = (spread * (variance.detach() + eps).sqrt().view(of_channels) + mean.detach().view(of_channels)).contiguous(
-        memory_format=torch.channels_last
-    )
+    size = (1, len(mean), PROBES, 1) if axes == 4 else (PROBES, len(mean))
+    spread = torch.randn(size, generator=generator, dtype=torch.float32, device="cpu")
+    probes = spread * (variance.detach() + eps).sqrt().view(of_channels) + mean.detach().view(of_channels)
+    probes = probes.contiguous(memory_format=torch.channels_last) if axes == 4 else probes
     want = (probes.double() * scale.double() + shift.double()).float()  # the product is exact, the sum rounds once more
     if not torch.equal(normed(probes, weight, bias, mean), want):
         return None

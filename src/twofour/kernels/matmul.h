@@ -9,6 +9,8 @@
 
 namespace twofour {
 
+struct CodedAnswer;  // bits_matmul/coded_answer.h
+
 // How whole numbers stand for real ones: real = scale * (q - zero). `dynamic`: x is real and the kernel chooses scale
 // and zero for every token.
 struct Quantization {
@@ -58,6 +60,10 @@ struct Matmul {
   // Rows of float32 panels do it.
   void (*rows_done)(const void* state, int64_t begin, int64_t end) = nullptr;
   const void* rows_state = nullptr;
+  // Products of codes: what makes codes of the next one's inputs of an answer, bytes with a mark of NaN behind each row; null:
+  // it leaves as y_type says. `marked`: so are the rows of x.
+  const CodedAnswer* coded = nullptr;
+  bool marked = false;
 };
 
 // A row of a table of products: correct for any tokens >= 0. Ask the CPU before anything of it is called.

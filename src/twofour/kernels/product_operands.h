@@ -15,6 +15,11 @@ constexpr Types kInt8Writes{Type::f32, Type::bf16, Type::u8, Type::s8};
 // The types of x that rows of a computing type read.
 inline Types reads(const char* dtype) { return std::strcmp(dtype, "float32") == 0 ? Types{Type::f32} : kReal; }
 
+// Elements behind the inputs and the outputs of a row that are none.
+struct Behind {
+  int64_t x = 0, y = 0;
+};
+
 struct ProductOperands {
   Rows from, to;
   Numbers bias;
@@ -23,11 +28,12 @@ struct ProductOperands {
   // x (..., in) of one of `reads`; y (..., out), contiguous, of one of `writes` (none: of x's type); `other` as y,
   // float32 where that is of whole numbers, or None where `codes` (activation, combine) combine nothing.
   ProductOperands(const Border& border, const Operand& x, const Operand& given_bias, const Operand& y, Types reads,
-                  Types writes, const int (&codes)[2], const Operand& other)
-      : from(border.rows(x, "input", reads)),
-        to(border.rows(y, "answer", writes.has(Type::f32) ? writes : Types{from.type})),
+                  Types writes, const int (&codes)[2], const Operand& other, Behind behind = {})
+      : from(without(border.rows(x, "input", reads), behind.x)),
+        to(without(border.rows(y, "answer", writes.has(Type::f32) ? writes : Types{from.type}), behind.y)),
         bias(border.numbers(given_bias, "bias", to.width)) {
-    border.require(to.rows == from.rows && (to.stride == to.width || to.rows <= 1), y, "answer",
+    border.require(from.width >= 0, x, "input", "as wide as its mark");
+    border.require(to.rows == from.rows && to.width >= 0 && (to.stride == to.width + behind.y || to.rows <= 1), y, "answer",
                    "contiguous, as many rows as the input");
     if (codes[0] < 0 || codes[0] > static_cast<int>(Activation::silu) || codes[1] < 0 ||
         codes[1] > static_cast<int>(Combine::multiply))
@@ -42,9 +48,15 @@ struct ProductOperands {
   }
 
   Matmul call(const PackedWeight& packed, const Quantization& quantization, int threads) const {
-    return {from.data, from.type, from.stride, packed.bytes(), bias.data(), to.data, to.type, to.width,
+    return {from.data, from.type, from.stride, packed.bytes(), bias.data(), to.data, to.type, to.stride,
             from.rows, to.width, from.width, packed.group(), packed.zeros(), epilogue, quantization, threads,
             nullptr, nullptr};
+  }
+
+ private:
+  static Rows without(Rows rows, int64_t behind) {
+    rows.width -= behind;
+    return rows;
   }
 };
 

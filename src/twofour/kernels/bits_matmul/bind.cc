@@ -1,5 +1,6 @@
 // Products of codes for Python: the table of kernels, the sizes of the layouts, the call.
 #include "bits_matmul.h"
+#include "coded_answer.h"
 #include "kernels/product_operands.h"
 #include "native/binding.h"
 #include "packed_codes.h"
@@ -23,6 +24,42 @@ bool within(const Rows& codes, int most) {
   return all <= most;
 }
 
+// What makes codes of an answer, from 0 to `most`: rounded ones from `least` on, or by a table of steps.
+CodedAnswer coded_answer(const Border& border, const Operand& affine, const Operand& steps, int64_t out, std::array<int, 2> codes,
+                         float margin) {
+  const auto [least, most] = codes;
+  CodedAnswer made{least, most, nullptr, nullptr, 0, 0, 0, nullptr, nullptr, margin};
+  if (affine.given()) {
+    const View both = border.exactly(affine, "scale and shift", {Type::f32}, 2 * out);
+    made.scale = reinterpret_cast<const float*>(both.data);
+    made.shift = made.scale + out;
+  }
+  if (!steps.given()) return made;
+  const View view = border.dense(steps, "steps", {Type::u8});
+  const char* bytes = view.data;
+  constexpr int64_t row_bytes = kBitsOfRow / 8, most_rows = 256;
+  const auto size = static_cast<int64_t>(sizeof(CodeStepsHead));
+  border.require(view.count() >= size && reinterpret_cast<uintptr_t>(bytes) % 4 == 0, steps, "steps", "a head of 16 bytes");
+  const auto& head = *reinterpret_cast<const CodeStepsHead*>(bytes);
+  const int64_t of_steps = int64_t{head.count} * static_cast<int64_t>(sizeof(CodeStep));
+  border.require(head.count > 0 && head.count <= 1 << 16 && head.rows > 0 && head.rows <= most_rows &&
+                     view.count() == size + of_steps + head.rows * row_bytes,
+                 steps, "steps", "as many bytes as their head says");
+  made.factor = head.factor;
+  made.offset = head.offset;
+  made.count = head.count;
+  made.steps = reinterpret_cast<const CodeStep*>(bytes + size);
+  made.bits = reinterpret_cast<const uint32_t*>(bytes + size + of_steps);
+  bool sound = true;
+  for (int32_t i = 0; i < head.count; i++) {
+    const CodeStep& step = made.steps[i];
+    sound &= step.below <= most && step.above <= most && step.row + step.rows <= head.rows &&
+             step.begin <= INT32_MAX - most_rows * kBitsOfRow;
+  }
+  border.require(sound, steps, "steps", "codes of the answer, rows of bits that are there");
+  return made;
+}
+
 }  // namespace
 
 void bind_bits_matmul(nb::module_& m) {
@@ -43,14 +80,17 @@ void bind_bits_matmul(nb::module_& m) {
   });
   // Returns false, without touching y, when `weight` was made for another layout or shape. y is contiguous. x: real, or codes
   // up to `most`, which stand for x_scale * (factor * u - x_zero); `centred`: dynamic ranges lie around zero. factor 0: x
-  // stays real, which rows with groups take.
+  // stays real, which rows with groups take. `marked`: a byte behind each row of codes says whether the token is NaN.
+  // `coded`: the least and the greatest code that answers become, with a mark behind each row; none where that is negative.
+  // Then an activation is that of the steps, and `margin` that of CodedAnswer.
   bind_call(m, "bits_matmul", +[](RowOf<BitsMatmulKernel> index, const Operand& x, const Operand& weight, const Operand& bias,
-                                  const Answer& y, int activation, int combine, const Operand& other, bool dynamic,
-                                  float x_scale, int x_zero, float y_scale, int y_zero, int most, int factor, bool centred,
-                                  Threads threads) {
+                                  const Answer& y, int activation, int combine, const Operand& other, const Operand& affine,
+                                  const Operand& steps, bool marked, std::array<int, 2> coded, float margin, bool dynamic,
+                                  float x_scale, int x_zero, float y_scale, int y_zero, int most, int factor, bool centred, Threads threads) {
     const BitsMatmulKernel& kernel = row(kBitsMatmulKernels, index);
     const Border border(kernel.name);
-    const ProductOperands seen(border, x, bias, y, kInt8Reads, kInt8Writes, {activation, combine}, other);
+    const bool hands_on = coded[1] >= 0;
+    const ProductOperands seen(border, x, bias, y, kInt8Reads, kInt8Writes, {activation, combine}, other, {marked, hands_on});
     const PackedWeight packed(border, weight);
     if (!packed.made_for(kernel.dtype, kernel.layout, seen.to.width, seen.from.width)) return false;
     require_codes(kernel, packed);
@@ -65,10 +105,22 @@ void bind_bits_matmul(nb::module_& m) {
                        sum_fits(packed, products, factor == 0 ? kLargestDigit : most), x, "input",
                    "so few inputs that int32 holds the sum of their products");
     border.require(factor != 2 || centred || !dynamic, x, "input", "ranges around zero for odd levels");
-    border.require(!codes || most == 255 || within(seen.from, most), x, "input",
+    border.require(!codes || marked || most == 255 || within(seen.from, most), x, "input",
                    "codes from 0 to " + std::to_string(most));
-    run_product(border, kernel,
-                seen.call(packed, {dynamic, x_scale, x_zero, y_scale, y_zero, most, factor, centred}, threads));
+    border.require(!marked || codes, x, "input", "codes, where a mark stands behind them");
+    Matmul call = seen.call(packed, {dynamic, x_scale, x_zero, y_scale, y_zero, most, factor, centred}, threads);
+    call.marked = marked;
+    if (!hands_on) {
+      border.require(!affine.given() && !steps.given(), y, "answer", "codes, where something makes them");
+      run_product(border, kernel, call);
+      return true;
+    }
+    border.require(0 <= coded[0] && coded[0] <= coded[1] && coded[1] <= 255 && 0 <= y_zero && seen.to.type == Type::u8 &&
+                       call.epilogue.combine == Combine::none && (steps.given() || activation == 0),
+                   y, "answer", "codes in torch.uint8, with no epilogue of real numbers");
+    const CodedAnswer answer = coded_answer(border, affine, steps, seen.to.width, coded, margin);
+    call.coded = &answer;
+    run_product(border, kernel, call);
     return true;
   });
 }

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from twofour import native
 from twofour.kernels.base import FLOATS, Prepared
+from twofour.kernels.bits_matmul.coded import PLAINLY, BitsProblem
 from twofour.kernels.bits_matmul.codes import BitWeight, Levels
 from twofour.kernels.bits_matmul.layout import GROUPS, LARGEST_SUM, from_layout, group_limits, to_layout
 from twofour.kernels.native_product import NativeProduct, foreign, second_operand
@@ -80,18 +81,28 @@ class BitsMatmul(NativeProduct):
     ) -> Tensor:
         """Multiply; see `NativeProduct.run`. `problem.quantization` says bits, levels and range of the inputs.
 
+        Of a `BitsProblem` inputs may be rows of codes, and answers become such rows.
+
         Raises:
             KernelError: As `NativeProduct.run`; an input of codes holds one above those of its bits.
         """
         epilogue, quantization = problem.epilogue, problem.quantization
         *leading, in_features = x.shape
-        if type(x) is Tensor and quantization.output(x) is x.dtype:
+        handing, to = PLAINLY, quantization.of_bits
+        answer = None
+        if isinstance(problem, BitsProblem):
+            handing, answer = problem.handing, problem.answer
+            in_features -= problem.coded
+        if answer is not None:
+            y = torch.empty((*leading, problem.rows + 1), dtype=torch.uint8, device="cpu")
+            to = answer.range_of(quantization)
+        elif type(x) is Tensor and quantization.output(x) is x.dtype:
             y = x.new_empty(*leading, problem.rows)  # a microsecond less than `torch.empty` with dtype and device
         else:
             y = torch.empty((*leading, problem.rows), dtype=quantization.output(x), device="cpu")
         other = None if epilogue.plain else second_operand(epilogue, other, x, y)
         x = x if x.is_contiguous() else together(x)
-        arguments = x, weight.tensor, bias, y, *epilogue.codes, other, *quantization.of_bits
+        arguments = x, weight.tensor, bias, y, *epilogue.codes, other, *handing, *to
         if not self._call()(self.index, *arguments, native.threads()):
             raise foreign(self, weight.tensor, problem.rows, in_features)
         return y

@@ -170,6 +170,23 @@ TWOFOUR_INLINE void add_group(const GroupTile& tile, int64_t g, int64_t output,
   }
 }
 
+// Sums of groups, scaled by their tokens, to leave(answers of a vector of outputs, scaled sum, token).
+template <class D, class Out, int T, class Leave>
+TWOFOUR_INLINE void leave_group(const GroupTile& tile, const typename D::V::reg (&totals)[T][D::columns], int64_t output,
+                                int64_t panel, const Leave& leave) {
+  using V = typename D::V;
+  for (int c = 0; c < D::columns; c++) {
+    const int64_t at = output + c * V::width, row = panel * kBytesPanel + at;
+    if (row >= tile.a.out_features) break;
+    const Out answers(tile.a, row, tile.a.out_features);
+    const auto scale = V::load_unaligned(reinterpret_cast<const float*>(tile.panel) + at);
+    for (int t = 0; t < T; t++) {
+      const auto token = V::all(tile.ranges[t].scale);
+      leave(answers, totals[t][c] * (tile.a.group > 0 ? token : token * scale), t);
+    }
+  }
+}
+
 // T tokens of a panel, `columns` vectors of outputs at a time.
 template <class D, int bits, int R, int T>
 TWOFOUR_NOINLINE void group_tile(const GroupTile& tile, int64_t first, int64_t panel) {
@@ -178,19 +195,21 @@ TWOFOUR_NOINLINE void group_tile(const GroupTile& tile, int64_t first, int64_t p
   for (int64_t output = 0; output < kBytesPanel && panel * kBytesPanel + output < tile.a.out_features; output += together) {
     typename V::reg totals[T][D::columns] = {};
     for (int64_t g = 0; g < tile.shape.groups; g++) add_group<D, bits, R, T>(tile, g, output, totals);
-    with_answers(tile.a, [&](auto as) {
-      for (int c = 0; c < D::columns; c++) {
-        const int64_t at = output + c * V::width, row = panel * kBytesPanel + at;
-        if (row >= tile.a.out_features) break;
-        const Answers<V> answers(tile.a, row, tile.a.out_features);
-        const auto scale = V::load_unaligned(reinterpret_cast<const float*>(tile.panel) + at);
-        for (int t = 0; t < T; t++) {
-          const auto token = V::all(tile.ranges[t].scale);
-          const typename V::reg scaled[] = {totals[t][c] * (tile.a.group > 0 ? token : token * scale)};
+    if (tile.a.coded == nullptr)
+      with_answers(tile.a, [&](auto as) {
+        leave_group<D, Answers<V>>(tile, totals, output, panel, [&](const auto& answers, typename V::reg sum, int t) TWOFOUR_INLINED {
+          const typename V::reg scaled[] = {sum};
           answers.template leave<decltype(as)>(scaled, first + t);
-        }
-      }
-    });
+        });
+      });
+    else
+      with_codes<V>(tile.a, [&](auto made) {
+        using Out = CodedAnswers<V, typename decltype(made)::type>;
+        leave_group<D, Out>(tile, totals, output, panel, [&](const auto& answers, typename V::reg sum, int t) TWOFOUR_INLINED {
+          const typename V::reg scaled[] = {sum};
+          answers.leave(scaled, first + t, tile.ranges + t);
+        });
+      });
   }
 }
 

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "bits.h"
+#include "coded_rows.h"
 #include "kernels/whole_outputs.h"
 #include "native/team.h"
 
@@ -136,8 +137,10 @@ inline void token_codes(const Matmul& a, int64_t t, uint8_t* to, int64_t padded,
   } else if (a.x_type == Type::bf16) {
     facts.ranges[t] = real_codes<V>(a, static_cast<const uint16_t*>(a.x) + t * a.x_stride, to);
   } else {
-    std::memcpy(to, static_cast<const uint8_t*>(a.x) + t * a.x_stride, static_cast<size_t>(in));
-    facts.ranges[t] = {a.quantization.x_scale, a.quantization.x_zero};
+    const uint8_t* from = static_cast<const uint8_t*>(a.x) + t * a.x_stride;
+    std::memcpy(to, from, static_cast<size_t>(in));
+    const bool lost = a.marked && from[in] != 0;
+    facts.ranges[t] = {lost ? __builtin_nanf("") : a.quantization.x_scale, a.quantization.x_zero};
   }
   std::memset(to + in, 0, static_cast<size_t>(padded - in));
   facts.sums[t] = static_cast<int32_t>(sum_of_codes(to, padded));
@@ -168,7 +171,11 @@ inline void finish_codes(const Matmul& a, const BitsWeight& w, int32_t* sums, in
         int32_t* one = sums + (v * stride + t) * V::width;
         for (int i = 0; i < V::width; i++) one[i] = static_cast<int32_t>(static_cast<uint32_t>(one[i]) * times + beside);
       }
-  finish_sums<V>(a, {w.scales, w.sums}, sums, vectors, stride, facts.ranges, first, tokens, row, a.out_features);
+  if (a.coded == nullptr)
+    return finish_sums<V>(a, {w.scales, w.sums}, sums, vectors, stride, facts.ranges, first, tokens, row, a.out_features);
+  with_codes<V>(a, [&](auto made) {
+    hand_on_sums<V, typename decltype(made)::type>(a, {w.scales, w.sums}, sums, vectors, stride, facts.ranges, first, tokens, row);
+  });
 }
 
 // Fetches the places of answers that are made next: a store to a line that is in no cache waits for it.

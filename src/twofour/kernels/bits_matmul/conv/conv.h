@@ -195,15 +195,6 @@ struct ConvFinish {
     if (at.zero != 0) v -= (U)ints(pixel.inside + at.row) * at.zero;
     return (I)v;
   }
-  // y * factor + shift, rounded once in every set.
-  static TWOFOUR_INLINE typename V::reg rounded_once(typename V::reg y, typename V::reg factor, typename V::reg shift) {
-#if defined(TWOFOUR_SET_avx2) || defined(__aarch64__)
-    return V::fma(y, factor, shift);
-#else
-    for (int i = 0; i < V::width; i++) y[i] = __builtin_fmaf(y[i], factor[i], shift[i]);
-    return y;
-#endif
-  }
   void reals(const int32_t* sums, int64_t tokens, int64_t place, int64_t row) const {
     const Vector at = vector_at(row);
     const auto bias = a.bias == nullptr ? V::zero() : V::load(a.bias + row, at.rows);
@@ -228,7 +219,7 @@ struct ConvFinish {
 #elif defined(__aarch64__)
       asm("" : "+w"(y));
 #endif
-      if (normed) y = rounded_once(y, factor, shift);
+      if (normed) y = rounded_once<V>(y, factor, shift);
       if (other != nullptr) y += V::load(other, at.rows), other += channels;
       if (relu) y = V::max(V::zero(), y);  // a NaN, the second one, stays
       V::store(to, y, at.rows);

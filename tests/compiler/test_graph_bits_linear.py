@@ -1,0 +1,178 @@
+"""Linears of low bits in a graph: codes are handed on to the bit, and what stands between is no call of its own."""
+
+import copy
+import itertools
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import twofour
+from tests.compiler.test_low_bits import _cache, whole  # noqa: F401  (kernels beat floats)
+from twofour import quantization
+from twofour.compiler.graph_bits_linear import LINEAR_CODES
+
+BETWEEN = {
+    "relu": lambda: (nn.ReLU(),),
+    "in place": lambda: (nn.ReLU(inplace=True), nn.Dropout()),
+    "norm": lambda: (normed(nn.BatchNorm1d(33)), nn.ReLU6()),
+    "gelu": lambda: (nn.GELU(),),
+    "tanh": lambda: (nn.GELU(approximate="tanh"), nn.Dropout(0.3)),
+    "silu": lambda: (normed(nn.BatchNorm1d(33, affine=False)), nn.SiLU()),
+    "nothing": lambda: (),
+    "several": lambda: (nn.Hardtanh(-2.0, 3.0), nn.Sigmoid()),
+}
+
+
+@pytest.fixture(autouse=True)
+def _graph_wins(no_measuring) -> None:
+    """Nothing is timed."""
+
+
+def normed(norm: nn.BatchNorm1d) -> nn.BatchNorm1d:
+    assert norm.running_mean is not None and norm.running_var is not None
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.5, 2.0)
+    if norm.affine:
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+    return norm
+
+
+def compiled(model: nn.Module, widths: str, x: torch.Tensor, data: bool = True, **how: Any) -> Any:
+    at = max(widths.rfind(letter) for letter in "asb")
+    twofour.quantize(model.eval(), widths[:at], widths[at:], data=[x] if data else None, ends=None, **how)
+    return twofour.compile(model, x, tokens=(len(x),), graph=True)
+
+
+def same(fast: nn.Module, model: nn.Module, x: torch.Tensor) -> bool:
+    return torch.equal(fast(x).nan_to_num(7.0), whole(model, x).nan_to_num(7.0))
+
+
+@pytest.mark.parametrize(
+    ("widths", "between"),
+    [
+        *(
+            ("w1a1", "relu"),
+            ("w1a2", "in place"),
+            ("w2a2", "norm"),
+            ("w1.58a8", "gelu"),
+            ("w4a8", "gelu"),
+            ("w4a4", "tanh"),
+        ),
+        *(
+            ("w3a5", "silu"),
+            ("w2a3", "gelu"),
+            ("w1a6", "several"),
+            ("w8a7", "norm"),
+            ("w8a8", "nothing"),
+            ("b3s4", "relu"),
+        ),
+        *(("w2b2", "silu"), ("w4a8", "relu"), ("w5s8", "tanh"), ("b2b4", "several")),
+    ],
+)
+def test_codes_between_linears_give_the_bits_of_the_whole_numbers(widths: str, between: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(71, 33), *BETWEEN[between](), nn.Linear(33, 50), nn.ReLU(), nn.Linear(50, 5))
+    names = [name for name, module in model.named_children() if isinstance(module, nn.Linear)]
+    fast = compiled(model, widths, torch.randn(40, 71))
+    assert all(held.runs is not None for held in quantization.of(fast).values())
+    account, layers = fast.plan.account, {layer.name: layer.reason for layer in fast.plan.layers}
+    assert account.engine == "graph" and account.rewrites[LINEAR_CODES] == 2 and fast.plan.calls.native == 3
+    bits = quantization.of(model)[names[1]].widths.inputs.bits  # type: ignore[union-attr]
+    for name, reader in itertools.pairwise(names):
+        assert layers[name].endswith(f"; hands codes of {bits} bits to `{reader}`")
+    assert "hands codes" not in layers[names[-1]]
+    x = 2 * torch.randn(301, 71)
+    x[3, 70], x[300, 0], x[7, 1] = float("nan"), float("nan"), float("inf")
+    assert same(fast, model, x) and fast(x)[[3, 300]].isnan().all() and fast(x).isnan().any(1).sum() == 2
+    for some in (x[:1], x[2:4], x[:0]):
+        assert same(fast, model, some)
+
+
+@pytest.mark.parametrize("widths", ["w4a8", "w2a4"])
+def test_groups_and_more_axes_hand_codes_on(widths: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 64))
+    fast, x = compiled(model, widths, torch.randn(2, 9, 64), group=32), torch.randn(3, 5, 64)
+    x[1, 2, 3] = float("nan")
+    assert fast.plan.account.rewrites[LINEAR_CODES] == 1 and same(fast, model, x)
+    assert fast(x).isnan().any(-1).sum() == 1
+    for again in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+        assert again.plan.account.engine == "graph" and same(again, model, x)
+    with torch.no_grad():
+        for one in (fast, model):
+            one[2].input_step.mul_(1.5)  # type: ignore[index, operator, union-attr]
+    assert same(fast, model, x)  # by the layers
+
+
+class Branches(nn.Module):
+    """Two Linears read one, whose answer is added besides where asked for."""
+
+    def __init__(self, residual: bool) -> None:
+        super().__init__()
+        self.first, self.residual = nn.Linear(40, 24), residual
+        self.a, self.b = nn.Linear(24, 24), nn.Linear(24, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.first(x))
+        return self.a(y) + (y if self.residual else self.b(y))
+
+
+@pytest.mark.parametrize(
+    ("residual", "steps", "why"), [(False, 1.0, ""), (False, 2.0, "several ranges"), (True, 1.0, None)]
+)
+def test_several_linears_read_codes_of_one_range(residual: bool, steps: float, why: str | None) -> None:
+    torch.manual_seed(0)
+    model: Any = Branches(residual).eval()
+    x = torch.randn(30, 40)
+    twofour.quantize(model, "w4", "a8", data=[x], ends=None)
+    model.b.input_step.data.mul_(steps) if not residual else None
+    fast: Any = twofour.compile(model, x, tokens=(30,), graph=True)
+    account = fast.plan.account
+    assert account.engine == "graph" and account.rewrites[LINEAR_CODES] == (why == "") and same(fast, model, x)
+    assert any(
+        "codes of `first` to `a`, `b`: inputs of several ranges" in one for one in account.not_rewritten
+    ) is bool(why)
+    if why == "":
+        assert fast.plan.layers[0].reason.endswith("; hands codes of 8 bits to `a`, `b`")
+    assert not any(one.operator.startswith("relu") for one in account.after), account.after
+
+
+@pytest.mark.parametrize(("act", "label"), [(nn.ReLU, "relu"), (nn.GELU, "gelu"), (nn.SiLU, "silu")])
+def test_activations_between_ranges_of_tokens_are_part_of_the_product(act: Any, label: str) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(40, 24), act(), nn.Linear(24, 8)).eval(), torch.randn(30, 40)
+    fast = compiled(model, "w4a8", x, data=False)
+    account = fast.plan.account
+    assert account.rewrites[LINEAR_CODES] == 0 and fast.plan.calls.native == 2
+    assert account.not_rewritten == ("codes of `0` to `2`: inputs without a learned step",)
+    assert {one.operator for one in account.after} == {f"linear of bits+{label}", "linear of bits"}
+    torch.testing.assert_close(fast(x), whole(model, x), atol=0.05, rtol=0.05)
+    if label == "relu":
+        assert same(fast, model, x)
+
+
+def test_what_torch_rounds_to_and_fro_stays_real_and_the_plan_says_so() -> None:
+    """Far below zero torch's GELU is 0 or not from float to float; of odd levels that is another code."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(71, 33), nn.GELU(), nn.Linear(33, 5)), torch.randn(40, 71)
+    account = compiled(model, "w2b2", x).plan.account
+    assert account.not_rewritten == ("codes of `0` to `2`: what stands between changes codes to and fro",)
+
+
+def test_what_no_table_holds_stays_real_and_the_plan_says_so() -> None:
+    class Wave(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(40, 24), nn.Linear(24, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.sin(self.first(x) * 3e4))
+
+    torch.manual_seed(0)
+    model, x = Wave(), torch.randn(30, 40)
+    fast = compiled(model, "w4a8", x)
+    assert "codes of `first` to `last`: what stands between changes codes too" in fast.plan.account.not_rewritten[0]
