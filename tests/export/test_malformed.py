@@ -120,7 +120,10 @@ CASES |= {
     "alias-name": [described(aliases={"x": 3})],
     "alias-nothing": [described(aliases={"x": "y"})],
     "alias-taken": [described(aliases={"head.weight": FC}), described(aliases={FC: "head.weight"})],
-    "stored-twice": [lambda path: change(path, lambda tensors, _: tensors.update({FC: torch.zeros(64, 256)}))],
+    "stored-twice": [
+        lambda path, own=own: change(path, lambda tensors, _: tensors.update({FC: own}))
+        for own in (torch.zeros(64, 256), torch.zeros(0), torch.zeros(0, 4, dtype=torch.uint8))
+    ],
     "no-values": [part("values", lambda _: None), described(packed={"gone.weight": {}})],
     "no-indices": [part("indices", lambda _: None)],
     "header-fields": [header(axis=None), header(more=1), described(packed={FC: 3})],

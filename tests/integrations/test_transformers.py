@@ -177,9 +177,12 @@ def test_a_packed_folder_in_several_files(places, tmp_path):
     alike(fast, made, calls(folder))
 
 
-def test_what_a_packed_folder_cannot_be(places, tmp_path):
+def test_what_a_packed_folder_cannot_be(places, tmp_path, monkeypatch):
     made = twofour.compile(AutoModel.from_pretrained(places["zeros"]), tokens=(1,))
     folder = packed_folder(made, tmp_path / "packed")
+    with monkeypatch.context() as without, pytest.raises(RuntimeError, match="mismatch"):
+        without.delitem(auto.AUTO_QUANTIZATION_CONFIG_MAPPING, "twofour")  # what transformers knows without us
+        AutoModel.from_pretrained(folder)
     with pytest.raises(CompileError, match="holds float32"):
         AutoModel.from_pretrained(folder, quantization_config=TwoFourConfig("int8"))
     with pytest.raises(CompileError, match="sparse already"):

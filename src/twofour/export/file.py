@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from twofour.checkpoints import Checkpoint, write_tensors
@@ -17,6 +18,10 @@ from twofour.files import replacing, writing
 from twofour.packing import Header, Packed
 
 VALUES, INDICES, SCALES, ZEROS = ".values", ".indices", ".scales", ".zeros"
+
+IN_THE_WAY = torch.uint8, (0,)
+"""dtype and shape of the tensor that stands under a packed weight's own name: it fits no model, so that whoever takes
+the file for a plain one fails at it. Without it transformers would find no weight and make up a random one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +43,9 @@ class Contents:
 
 def parts_of(name: str, packed: Packed) -> dict[str, Tensor]:
     """Return the tensors that a packed weight is stored as, by their names in a file."""
-    parts = {VALUES: packed.values, INDICES: packed.indices, SCALES: packed.scales, ZEROS: packed.zeros}
+    dtype, shape = IN_THE_WAY
+    own = torch.empty(shape, dtype=dtype, device="cpu")
+    parts = {"": own, VALUES: packed.values, INDICES: packed.indices, SCALES: packed.scales, ZEROS: packed.zeros}
     return {name + suffix: tensor for suffix, tensor in parts.items() if tensor is not None}
 
 
@@ -50,7 +57,7 @@ def require_distinct(contents: Contents) -> None:
     """
     taken = set(contents.plain)
     for name, packed in contents.packed.items():
-        for part in (name, *parts_of(name, packed)):
+        for part in parts_of(name, packed):
             if part in taken:
                 raise FormatError(
                     "two tensors of the model have one name",
@@ -142,6 +149,9 @@ def joined_aliases(
 def packed_in(path: Path, headers: Mapping[str, Any], tensors: dict[str, Tensor]) -> Iterator[tuple[str, Packed]]:
     """Yield the packed weights of a file and take their parts out of its tensors."""
     for name, fields in headers.items():
+        own = tensors.get(name)
+        if own is not None and (own.dtype, tuple(own.shape)) == IN_THE_WAY:  # older files have none
+            del tensors[name]
         for suffix in (VALUES, INDICES):
             if name + suffix not in tensors:
                 raise malformed(f"no-{suffix[1:]}", path, f"the packed weight `{name}` lacks {name + suffix}")

@@ -93,7 +93,9 @@ class Packed:
                 wanted=wanted,
                 remedy=f"load it with {wanted}.from_pretrained; plain weights (packed=False) fit other heads too",
             ) from error
-        if not isinstance(old, nn.Embedding):
+        if isinstance(old, nn.Embedding):  # tied to a packed weight; transformers asks for it by its class
+            old.register_parameter("weight", None)
+        else:
             setattr(parent, leaf, nn.Identity())
 
     def loaded(self, model: Any, config: TwoFourConfig, example: Any) -> nn.Module:

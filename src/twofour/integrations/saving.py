@@ -54,8 +54,7 @@ def save_pretrained(
         raise ExportError(
             "a packed folder needs its key",
             got="packed=True, config_key=False",
-            wanted="`quantization_config` in its config.json: without it transformers would read no packed weight, and "
-            "put random ones in their places",
+            wanted="`quantization_config` in its config.json: without it transformers reads no packed weight",
             remedy="leave config_key out, or save plain weights",
         )
     key = packed or (config.config_key if config_key is None else config_key)

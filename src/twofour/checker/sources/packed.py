@@ -13,7 +13,7 @@ from torch import Tensor
 
 from twofour.checkpoints import Checkpoint, Entry
 from twofour.errors import FormatError, PackingError, PatternError, cut
-from twofour.export.file import INDICES, SCALES, VALUES, ZEROS, packed_in
+from twofour.export.file import IN_THE_WAY, INDICES, SCALES, VALUES, ZEROS, packed_in
 from twofour.export.metadata import malformed
 from twofour.files import json_or_none
 from twofour.importing import Format, Source
@@ -148,7 +148,8 @@ def ours(file: Path, headers: Mapping[str, object], entries: Mapping[str, Entry]
     """
     here = {name: entry for name, entry in entries.items() if entry.file == file}
     for name, fields in headers.items():
-        if name in entries:
+        own = entries.get(name)
+        if own is not None and (own.torch_dtype, own.shape) != IN_THE_WAY:
             raise malformed("stored-twice", file, f"`{name}` is stored packed and plain")
         try:
             header = Header.from_dict(fields)
@@ -160,7 +161,7 @@ def ours(file: Path, headers: Mapping[str, object], entries: Mapping[str, Entry]
                 layer=name,
                 code=error.code,
             ) from error
-        suffixes = (VALUES, INDICES, *((SCALES, ZEROS) if header.encoding.scaled else ()))
+        suffixes = ("", VALUES, INDICES, *((SCALES, ZEROS) if header.encoding.scaled else ()))
         yield Ours(name, header, _parts(here, (name + suffix for suffix in suffixes)), file)
 
 
