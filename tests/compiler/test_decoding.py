@@ -269,6 +269,73 @@ def test_buffers_have_room_and_grow() -> None:
     assert larger.mask.sum() == 2 * 65
 
 
+def test_a_gradient_of_keys_is_not_lost(models: tuple[Any, Any], caplog: pytest.LogCaptureFixture) -> None:
+    masked, fast = models
+    fast.__dict__["forward"]._said.clear()
+
+    def wanted(model: Any) -> Any:
+        cache = behind(model, torch.no_grad)
+        for layer in cache.layers:
+            layer.keys, layer.values = (one.clone().requires_grad_() for one in (layer.keys, layer.values))
+        return cache
+
+    ours, theirs = wanted(fast), wanted(masked)
+    keys = theirs.layers[0].keys
+    masked(input_ids=IDS[:, :1], past_key_values=theirs).logits.sum().backward()
+    assert keys.grad is not None and keys.grad.abs().sum() > 0
+    asked = pytest.raises(twofour.errors.KernelError, match="asked for a gradient")
+    with caplog.at_level(logging.WARNING, "twofour"), asked:
+        fast(input_ids=IDS[:, :1], past_key_values=ours)
+    assert "that a gradient is asked for runs layer by layer" in caplog.text
+    with torch.no_grad():  # nobody asks
+        answers = [model(input_ids=IDS[:, :1], past_key_values=wanted(model)).logits for model in models]
+    torch.testing.assert_close(answers[1], answers[0], atol=1e-5, rtol=1e-4)
+
+
+def behind(model: Any, mode: Any) -> Any:
+    """A cache that has the keys of `IDS`, made in this mode."""
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=model.config)
+    with mode():
+        model(input_ids=IDS, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    return cache
+
+
+@pytest.mark.parametrize("second", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("first", [torch.inference_mode, torch.no_grad])
+def test_a_cache_of_one_mode_serves_in_another(models: tuple[Any, Any], first: Any, second: Any) -> None:
+    answers: list[list[Tensor]] = []
+    for model in models:
+        cache = behind(model, first)
+        with second():
+            answers.append([])
+            for token in range(3):
+                answer = model(input_ids=IDS[:, token : token + 1], past_key_values=cache).logits
+                assert answer.is_inference() == (second is torch.inference_mode)
+                answers[-1].append(answer.detach())
+            cache.reorder_cache(torch.tensor([0]))
+            answers[-1].append(model(input_ids=IDS[:, :1], past_key_values=cache).logits.detach())
+    torch.testing.assert_close(answers[1], answers[0], rtol=1e-4, atol=1e-5)
+
+
+def test_each_model_looks_at_a_cache_itself(models: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, fast = models
+    other = copy.deepcopy(fast)
+    looked = []
+    for model in (fast, other):
+        guard = model.__dict__["forward"].step.guard
+        monkeypatch.setattr(guard, "leaves", lambda given, own=guard.leaves, of=model: looked.append(of) or own(given))
+    with torch.no_grad():
+        cache = behind(fast, torch.no_grad)
+        for model in (fast, fast, other, other, fast):
+            model(input_ids=IDS[:, :1], past_key_values=cache)
+        copied = copy.deepcopy(cache)
+        fast(input_ids=IDS[:, :1], past_key_values=copied)
+    steps = [one for one in looked if one is fast], [one for one in looked if one is other]
+    assert [len(one) for one in steps] == [3, 1]
+
+
 def stepped(model: Any, **given: Any) -> Any:
     """What a model answers to one more token behind the cache of `IDS`, and to another one behind that."""
     from transformers import DynamicCache

@@ -15,7 +15,9 @@ import twofour
 from tests.compiler.small import quick
 from twofour import calls
 from twofour.compiler import ragged
+from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.ragged import RaggedProgram, room_for
+from twofour.compiler.timed import held_by_model, held_by_program
 from twofour.compiler.whole_model import WholeModel
 
 transformers = pytest.importorskip("transformers", reason="needs the extra [text]")
@@ -38,7 +40,7 @@ def padded(lengths: tuple[int, ...] = LENGTHS) -> dict[str, Tensor]:
 
 def bert(**options: Any) -> nn.Module:
     torch.manual_seed(0)
-    return transformers.BertModel(transformers.BertConfig(**SIZES, vocab_size=100, **options)).eval()
+    return transformers.BertModel(transformers.BertConfig(**{**SIZES, "vocab_size": 100, **options})).eval()
 
 
 def compiled(model: nn.Module, **options: Any) -> Any:
@@ -293,3 +295,15 @@ def test_a_program_takes_a_batch_by_its_mask_alone() -> None:
     leaves = [padded()[name] for name in ("input_ids", "attention_mask")]
     more = program.leaves(leaves)
     assert more is not None and len(more) == 5 and more[2].shape == (room_for(sum(LENGTHS)),)
+
+
+def test_times_are_of_the_widths_and_the_kernels_inside_of_calls() -> None:
+    """Programs of one text are not of one time: what they call has sizes, and kernels inside of it."""
+    models = [compiled(twofour.prune(bert(intermediate_size=width), "2:4")) for width in (128, 192)]
+    programs = [fast.forward.ragged.program.python for fast in models]
+    assert programs[0].text == programs[1].text
+    held, other = map(held_by_program, programs)
+    assert held != other and held_by_model(models[0]) != held_by_model(models[1])
+    inside = [one.__self__ for one in programs[0].names.values() if hasattr(one, "__self__")]
+    bound = [one for one in inside if isinstance(one, CompiledLinear)]
+    assert len(bound) < len([entry for entry in held if "matmul" in entry]), "some stand inside of others"

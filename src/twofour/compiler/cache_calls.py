@@ -41,6 +41,13 @@ def positions_at(length: int, rows: int) -> Tensor:
     return torch.full((rows, 1), length, dtype=torch.int64, device="cpu")
 
 
+def are_positions(given: Any, ids: Tensor) -> bool:
+    """Tell whether an argument is the positions of tokens (batch, tokens), one row for all or one each."""
+    if not isinstance(given, Tensor) or given.ndim != 2:
+        return False
+    return given.shape[1] == ids.shape[1] and given.shape[0] in (1, len(ids))
+
+
 class CacheCall:
     """One kind of call with a cache, as the layers make it and as it is captured."""
 

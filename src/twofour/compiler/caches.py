@@ -35,6 +35,12 @@ def is_empty(cache: Any) -> bool:
     return module is not None and type(cache) is module.DynamicCache and not cache.layers
 
 
+def asks_for_gradient(cache: Any) -> bool:
+    """Tell whether the keys or values of a cache that has layers require a gradient."""
+    held = (tensor for layer in cache.layers for tensor in (layer.keys, layer.values))
+    return any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in held)
+
+
 def initialize(layer: Any, keys: Tensor, values: Tensor) -> None:
     """Let a layer of a cache begin with keys and values; transformers 4 asks for the keys alone."""
     asked = len(inspect.signature(type(layer).lazy_initialization).parameters) - 1
@@ -104,7 +110,8 @@ class Buffers:
         length: Keys that are there.
         mask: bool (batch, 1, 1, capacity + 1): which keys the next token sees, itself at last.
         leaves: Keys and values with all of their room, layer by layer; what is behind `length` is finite.
-        checked: dtypes of the tokens and positions that a program was found to hold for with them.
+        checked: The number of a step, and the dtypes of the tokens and positions that its graph was found to hold for
+            with them.
     """
 
     def __init__(self, past: Sequence[Pair]) -> None:
@@ -121,7 +128,7 @@ class Buffers:
             self.mask = torch.zeros(past[0][0].shape[0], 1, 1, room + 1, dtype=torch.bool, device="cpu")
         self.mask[..., : self.length] = True
         self.mask[..., room] = True
-        self.checked: tuple[torch.dtype, torch.dtype] | None = None
+        self.checked: tuple[int, torch.dtype, torch.dtype] | None = None
         self._handed: list[Tensor] = []
 
     @classmethod
@@ -173,3 +180,6 @@ class Buffers:
         self.mask[..., self.length] = True
         self.length += 1
         self.hand(cache)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "checked": None}  # numbers of steps are those of a process

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from types import CodeType
 from typing import Any
 
@@ -23,13 +24,13 @@ from torch.utils._pytree import tree_leaves
 from twofour.calls import Example
 from twofour.capture import TRACING, Guard, arguments, capture, without_torchs_log
 from twofour.compiler.agreement import agreement
-from twofour.compiler.cache_calls import Call, Prompt, RefusedError, Step, positions_at
-from twofour.compiler.caches import ROOM, Buffers, Pair, cache_of, initialize, is_empty, is_served
+from twofour.compiler.cache_calls import Call, Prompt, RefusedError, Step, are_positions, positions_at
+from twofour.compiler.caches import ROOM, Buffers, Pair, asks_for_gradient, cache_of, initialize, is_empty, is_served
 from twofour.compiler.graph import ENGINES, TIE, kept_layers
-from twofour.compiler.graph_low_bits import widths_and_kernels
-from twofour.compiler.graph_rewrites import compiled_layers, rewrite_graph
+from twofour.compiler.graph_rewrites import rewrite_graph
 from twofour.compiler.plan import Plan
 from twofour.compiler.terms import Terms
+from twofour.compiler.timed import held_by_model, held_by_program
 from twofour.compiler.whole_model import WholeModel, layers_alone, own_signature
 from twofour.errors import KernelError, cut
 from twofour.graph import JOIN_QKV, Executor, Program
@@ -236,11 +237,9 @@ def _raced(
 ) -> dict[str, float]:
     """Return the milliseconds of both engines on one call."""
     sizes = [(tuple(leaf.shape), str(leaf.dtype)) for leaf in tree_leaves(given)]
-    linear, convolutions = compiled_layers(runner.model)
-    kernels: list[object] = [layer.dispatch_text for layer in (*linear.values(), *convolutions.values())]
-    kernels += [layer.problem.quantization for layer in linear.values()]
-    kernels += widths_and_kernels(runner.model)
-    digest = hashlib.sha256(repr((runner.program.python.text, kernels, sizes)).encode()).hexdigest()[:16]
+    program = runner.program.python
+    facts = repr((program.text, held_by_model(runner.model), held_by_program(program), sizes))
+    digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
     runner.program.prepare(tree_leaves(given))
     case = terms.cache.key(f"decoding/{digest}")
     calls = {ENGINES[0]: layers, ENGINES[1]: graph}
@@ -248,15 +247,12 @@ def _raced(
     return {name: 1e3 * seconds for name, seconds in found.items()}
 
 
-def _are_positions(given: Any, ids: Tensor) -> bool:
-    if not isinstance(given, Tensor) or given.ndim != 2:
-        return False
-    return given.shape[1] == ids.shape[1] and given.shape[0] in (1, len(ids))
-
-
 def plain(tensor: Tensor) -> Tensor:
     """Return numbers of one token a sequence with the strides of a new tensor: a run is known by them too."""
     return tensor if tensor.stride() == (1, 1) else tensor.clone(memory_format=torch.contiguous_format)
+
+
+_numbers = count()
 
 
 class Decoding:
@@ -272,6 +268,7 @@ class Decoding:
         inner: The forward for other calls, None for that of the model's class.
         prompt: The graph of a prompt, None where the layers are as fast.
         kept: `logits_to_keep` of the calls that it holds for.
+        number: Its own among those of this process, copies too: a cache may meet several.
     """
 
     def __init__(self, model: nn.Module, kind: Any, layers: int, step: WholeModel) -> None:
@@ -280,6 +277,7 @@ class Decoding:
         self.prompt: WholeModel | None = None
         self.kept: int | None = None
         self._said: set[str] = set()
+        self.number = next(_numbers)
         self.__signature__ = own_signature(model)
 
     @property
@@ -317,7 +315,7 @@ class Decoding:
             return self._say("with `logits_to_keep` that is no number")
         if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 2 or len(mask) != len(ids)):
             return self._say("with an attention mask that is not (batch, keys)")
-        if positions is not None and not _are_positions(positions, ids):
+        if positions is not None and not are_positions(positions, ids):
             return self._say("with `position_ids` that are not (batch, tokens)")
         if mask is not None and positions is None and not bool(mask.all()):  # some models count from the mask then
             return self._say("with hidden tokens and no `position_ids`")
@@ -327,6 +325,10 @@ class Decoding:
             return None
         if why := self.step.own():
             return self._say(why)
+        if torch.is_grad_enabled() and asks_for_gradient(
+            cache
+        ):  # no graph has one; what is copied into buffers loses it
+            return self._say("with keys or values that a gradient is asked for")
         if not cache.layers[0].is_initialized or not cache.layers[0].keys.numel():
             return self._begun(cache, ids, mask, positions, keep)
         if ids.shape[1] != 1 or keep not in (None, 0, 1):
@@ -345,7 +347,7 @@ class Decoding:
         positions = positions_at(length, len(ids)) if positions is None else positions.expand(len(ids), 1)
         ids, positions = plain(ids), plain(positions)
         leaves = [ids, positions, buffers.mask, *buffers.leaves]
-        kinds = ids.dtype, positions.dtype
+        kinds = self.number, ids.dtype, positions.dtype
         if buffers.checked != kinds and self.step.guard.leaves(self.step.guard.inputs.value(leaves)) is None:
             return self._say("with a cache whose sizes the graph does not hold for")
         buffers.checked = kinds
@@ -393,4 +395,5 @@ class Decoding:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self.number = next(_numbers)
         self.__signature__ = own_signature(self.model)

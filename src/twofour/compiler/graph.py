@@ -18,15 +18,14 @@ from torch.utils._pytree import tree_flatten
 from twofour.calls import Example
 from twofour.capture import Graph, Guard, arguments, capture, without_torchs_log
 from twofour.compiler.agreement import agreement
-from twofour.compiler.conv import CompiledConv
 from twofour.compiler.graph_conv import kept_convs
-from twofour.compiler.graph_low_bits import axes_of, kept_low_bits, widths_and_kernels
+from twofour.compiler.graph_low_bits import axes_of, kept_low_bits
 from twofour.compiler.graph_report import GraphReport, by_operator
 from twofour.compiler.graph_rewrites import compiled_layers, rewrite_graph
-from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.plan import Plan, with_products
 from twofour.compiler.ragged import choose_ragged
 from twofour.compiler.terms import Terms
+from twofour.compiler.timed import held_by_model
 from twofour.compiler.whole_model import WholeModel, by_layers, hooked
 from twofour.errors import CompileError, cut
 from twofour.graph import EXACT, Executor, Program, outline, require_rules
@@ -194,8 +193,8 @@ def _rewritten(
     guard = Guard(graph)
     plain = {name: original.get_submodule(name) for name in (*layers, *convs)}
     plain |= kept_low_bits(fast, floats=True)
-    low_bits, compiled = widths_and_kernels(fast), (*layers.values(), *convs.values())
-    case = terms.cache.key(_case(graph, leaves, compiled, low_bits, terms.rules, plan.graph))
+    held = held_by_model(fast)
+    case = terms.cache.key(_case(graph, leaves, held, terms.rules, plan.graph))
     outlines = {"before": outline(graph.module)}
     between = [node.meta.get("val") for node in graph.module.graph.nodes]
     carried = terms.cache.carries(case, ENGINES)  # then nothing is timed, the operators neither
@@ -211,7 +210,7 @@ def _rewritten(
     if not (error := _probe(runner, graph, leaves)) <= runner.agreement.allowed:
         raise _RefusedError(_unlike(runner, leaves, error), account)
     calls = program.prepare(leaves)
-    ragged = choose_ragged(graph.module, program, guard, leaves, runner.agreement, terms, low_bits)
+    ragged = choose_ragged(graph.module, program, guard, leaves, runner.agreement, terms, held)
     runner.ragged, served = ragged.program, _sizes(guard, graph) + runner.agreement.said(error)
     times = {n: 1e3 * s for n, s in terms.cache.times(case, ENGINES, lambda: _engines(runner, leaves)).items()}
     engine, reason = _faster(times, served, terms.cache.origin([case]), asked=terms.native)
@@ -353,21 +352,12 @@ def _both(runner: WholeModel, leaves: Sequence[Any]) -> tuple[Callable[[], Seque
 
 
 def _case(
-    graph: Graph,
-    leaves: Sequence[Any],
-    layers: Sequence[CompiledLinear | CompiledConv],
-    low_bits: Sequence[str],
-    rules: str,
-    stored: Mapping[str, Any] | None,
+    graph: Graph, leaves: Sequence[Any], held: Sequence[str], rules: str, stored: Mapping[str, Any] | None
 ) -> str:
-    """Name what the engines are timed on: the captured graph, the example's sizes, what runs its layers, the rules."""
-    kernels = [layer.dispatch_text for layer in layers]
+    """Name what the engines are timed on: the captured graph, the example's sizes, what the model holds, the rules."""
     calls = json.dumps([stored["nodes"], stored["answer"]]) if stored else graph.module.code
     sizes = [(tuple(leaf.shape), str(leaf.dtype)) for leaf in leaves if isinstance(leaf, Tensor)]
-    ranged = sum(isinstance(one, CompiledLinear) and not one.problem.quantization.dynamic for one in layers)
-    others = [*([ranged] if ranged else []), *([low_bits] if low_bits else [])]
-    facts = repr((calls, kernels, sizes, rules, *others))  # a graph of static ranges is another
-    return f"engines/{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
+    return f"engines/{hashlib.sha256(repr((calls, held, sizes, rules)).encode()).hexdigest()[:16]}"
 
 
 def _engines(runner: WholeModel, leaves: Sequence[Any]) -> tuple[dict[str, float], float]:

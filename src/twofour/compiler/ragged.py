@@ -16,6 +16,7 @@ from twofour.calls import fast_paths_are_off
 from twofour.capture import Guard
 from twofour.compiler.agreement import Agreement
 from twofour.compiler.terms import Terms
+from twofour.compiler.timed import held_by_program
 from twofour.errors import cut
 from twofour.graph import Executor, NotRaggedError, Program, Ragged, attention_masks, filled, pack
 from twofour.kernels.ragged import lay_out, real_tokens
@@ -113,7 +114,7 @@ def choose_ragged(
     example: Sequence[Any],
     allowed: Agreement,
     terms: Terms,
-    low_bits: Sequence[str] = (),
+    held: Sequence[str] = (),
 ) -> RaggedChoice:
     """Let batches with padding run packed, where that gives the padded graph's answers and takes less time.
 
@@ -124,12 +125,12 @@ def choose_ragged(
         example: Leaves of a call.
         allowed: How far answers may be apart.
         terms: What held for every layer.
-        low_bits: Widths and kernels of layers of low bits.
+        held: What the layers of the model are timed with.
     """
     if terms.native:  # what `to_runtime` writes answers the same bits, at padding too
         return RaggedChoice()
     try:
-        return _chosen(module, padded, guard, example, allowed, terms, low_bits)
+        return _chosen(module, padded, guard, example, allowed, terms, held)
     except NotRaggedError as error:
         return RaggedChoice(None, f"batches with padding run padded: {error}" if str(error) else "")
     except MemoryError:
@@ -147,7 +148,7 @@ def _chosen(
     example: Sequence[Any],
     allowed: Agreement,
     terms: Terms,
-    low_bits: Sequence[str],
+    held: Sequence[str],
 ) -> RaggedChoice:
     found = pack(module)
     leaves = _with_padding(found.mask, guard, example)
@@ -156,7 +157,7 @@ def _chosen(
         _require_mask(module, found.mask, longer)
     program = RaggedProgram(found, (longer or leaves)[found.mask].shape[1])
     _require_agreement(program, padded, found, leaves, allowed)
-    times = _times(program, padded, leaves, terms, low_bits)
+    times = _times(program, padded, leaves, terms, held)
     share = times["packed"] / times["padded"]
     parts = f"{_real(leaves[found.mask])} take {share:.2f}x the time of all"
     if share > 1:
@@ -295,14 +296,14 @@ def _require_agreement(
 
 
 def _times(
-    program: RaggedProgram, padded: Executor, leaves: Sequence[Any], terms: Terms, low_bits: Sequence[str]
+    program: RaggedProgram, padded: Executor, leaves: Sequence[Any], terms: Terms, held: Sequence[str]
 ) -> dict[str, float]:
     """Race both forms of a batch of sequences of many lengths."""
     packed = program.packed(leaves, real_tokens(leaves[program.mask]))
     program.program.prepare(packed)
     padded.prepare(leaves)
     sizes = [(tuple(leaf.shape), str(leaf.dtype)) for leaf in leaves if isinstance(leaf, Tensor)]
-    facts = repr((program.program.python.text, _kernels(program.program.python), sizes, *low_bits))
+    facts = repr((program.program.python.text, held_by_program(program.program.python), sizes, *held))
     case = terms.cache.key(f"ragged/{hashlib.sha256(facts.encode()).hexdigest()[:16]}")
     return terms.cache.times(case, FORMS, lambda: _raced(program, padded, leaves, packed))
 
@@ -315,8 +316,3 @@ def _raced(
         "packed": lambda: program.program(*packed),
     }
     return race(calls, repeats=9, seconds=0.5)
-
-
-def _kernels(program: Program) -> list[str]:
-    layers = (getattr(one, "__self__", None) for one in program.names.values())
-    return [text for layer in layers if (text := getattr(layer, "dispatch_text", ""))]
