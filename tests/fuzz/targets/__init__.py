@@ -18,7 +18,7 @@ TARGETS = ("load", "read", "index", "safetensors", "pickle", "onnx", "recipe", "
 TARGETS += ("layout", "graph", "native", "cut")
 """Modules of this folder, in the order in which they run."""
 
-YOUNG = ("runtime",)
+YOUNG = ("runtime", "provider")
 """Those that run behind them and have no record of a long run, plain and under the sanitizers, yet."""
 
 

@@ -33,7 +33,7 @@ class AttentionReader {
     if (!read_factors(&views, &match.scale) || !read_projections(with_projections, &views, &match)) return {};
     views.inside.out = {match.out};
     // Nothing outside reads what is made inside, so nothing that is read from outside is made of it.
-    if (!closed(views.inside) || !graph_.is_read(match.out)) return {};
+    if (!closed(views.inside) || !graph_.is_read(match.out) || reads_itself(match, views.inside)) return {};
     return Match{{nodes.begin(), nodes.end()}, {}, std::move(match)};
   }
 
@@ -57,6 +57,21 @@ class AttentionReader {
       }
     }
     return true;
+  }
+
+  // Whether an operand is made inside: heads of another head's tensor are.
+  bool reads_itself(const AttentionMatch& match, const Inside& inside) const {
+    std::vector<int> operands = match.masks;
+    for (const Projection& one : match.projections) operands.push_back(one.x);
+    for (const Heads* heads : {&match.q, &match.k, &match.v}) {
+      if (match.projections.empty()) operands.push_back(heads->value);
+      operands.push_back(heads->shape.outside);
+    }
+    operands.push_back(match.out_shape.outside);
+    return std::any_of(operands.begin(), operands.end(), [&](int value) {
+      const Node* made = value < 0 ? nullptr : graph_.producer(value);
+      return made && inside.nodes.count(graph_.index(*made)) > 0;
+    });
   }
 
   // What is known of the inside of an attention while it is read.
@@ -140,8 +155,9 @@ class AttentionReader {
     sizes->clear();
     for (int64_t axis = 0; axis < 4; axis++) {
       const auto& known = heads->shape.sizes;
-      const bool constant = known.size() == 4 && known[static_cast<size_t>(axis)].from == Size::constant && known[static_cast<size_t>(axis)].number > 0;
-      sizes->push_back(constant ? known[static_cast<size_t>(axis)] : Size{Size::inside, number, axis});
+      const Size* one = known.size() == 4 ? &known[static_cast<size_t>(axis)] : nullptr;
+      const bool constant = one && one->from == Size::constant && one->number > 0;
+      sizes->push_back(constant ? *one : Size{Size::inside, number, axis});
     }
     views->tensors[value] = *sizes;
     return true;

@@ -108,8 +108,12 @@ class ProductProgram final : public Program {
   ProductProgram(const ProductMatch& match, Places& places, int threads)
       : first_(match.first ? std::make_unique<SparseWeight>(std::vector{places.weight(match.first->projection)}) : nullptr),
         first_activation_(match.first ? match.first->activation : Activation::none),
-        first_shaping_(match.first ? match.first->projection.shaping : Shaping{}), shaping_(match.projection.shaping), weight_({places.weight(match.projection)}),
-        activation_(match.activation), x_(places.input((match.first ? match.first->projection : match.projection).x)), other_(places.input(match.other)), y_(places.output(match.y)), normed_(places.output(match.normed)),
+        first_shaping_(match.first ? match.first->projection.shaping : Shaping{}),
+        shaping_(match.projection.shaping),
+        weight_({places.weight(match.projection)}),
+        activation_(match.activation),
+        x_(places.input((match.first ? match.first->projection : match.projection).x)),
+        other_(places.input(match.other)), y_(places.output(match.y)), normed_(places.output(match.normed)),
         scale_(places.numbers(match.scale)), shift_(places.numbers(match.shift)), eps_(match.eps), threads_(threads) {
     if (first_ && first_->out() != weight_.in())
       throw Failed("a product of " + std::to_string(weight_.in()) + " inputs cannot read one of " + std::to_string(first_->out()) + " outputs");
@@ -170,7 +174,8 @@ class AttentionProgram final : public Program {
         out_shape_(read(match.out_shape, places)), out_zero_copies_(match.out_zero_copies), out_(places.output(match.out)), threads_(threads) {
     for (const int mask : match.masks) {
       const Constant* dropped = places.dropped(mask);
-      masks_.push_back({dropped ? -1 : places.input(mask), dropped ? places.numbers(mask) : std::vector<float>{}, dropped ? dropped->shape : Sizes{}});
+      if (dropped) masks_.push_back({-1, places.numbers(mask), dropped->shape});
+      else masks_.push_back({places.input(mask), {}, {}});
     }
     if (match.projections.empty()) return;
     std::vector<DenseWeight> parts;

@@ -112,7 +112,9 @@ class Provider : public Ep {
     const Projection* first = one.start();
     const std::string where = "`" + graph.values[static_cast<size_t>(one.out())].name + "`";
     const std::string size = first ? " of weights (" + std::to_string(first->dense.out) + ", " + std::to_string(first->dense.in) + ")" : "";
-    return std::string(one.product ? one.product->first ? "two products" : "a product" : first ? "attention with its products" : "attention") + size + " at " + where + ": " +
+    std::string what = first ? "attention with its products" : "attention";
+    if (one.product) what = one.product->first ? "two products" : "a product";
+    return what + size + " at " + where + ": " +
            std::to_string(one.nodes.size()) + " nodes run here on " + std::to_string(threads_) + (threads_ == 1 ? " thread" : " threads");
   }
   void log(int severity, const std::string& text) const { ort::log(*api_, logger_, severity, text); }
