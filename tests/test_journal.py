@@ -18,15 +18,15 @@ def test_the_time_left_follows_what_steps_take_here(monkeypatch: pytest.MonkeyPa
     assert run.left() == 48
     now = 30.0
     run.end()
-    assert run.left() == pytest.approx(42 * 82 / 62), "three times as long, in a fifth of the run"
+    assert run.left() == pytest.approx(42 * 43 / 23), "three times as long, in a fifth of the run"
     run.begin()
     now = 40.0
     run.end()
-    assert run.left() == pytest.approx(10 + 2 * 92 / 82), "compiling is known by now, judging by its proportion"
+    assert run.left() == pytest.approx(10 + 2 * 53 / 43), "compiling is known by now, judging by its proportion"
     run.end()  # done by an earlier run
     run.begin()
     now = 100.0
-    assert run.left() == pytest.approx(0.5 + 92 / 82), "what takes longer than expected is nearly done"
+    assert run.left() == pytest.approx(0.5 + 53 / 43), "what takes longer than expected is nearly done"
     run.end()
     run.end()
     run.end()

@@ -28,6 +28,10 @@ WORK = "work"
 Done = TypeVar("Done")
 
 
+_TRUST = 0.25
+"""Share of a run after which what it took counts as much as what such runs take elsewhere."""
+
+
 class Pace:
     """Seconds that the steps of a run still take.
 
@@ -38,7 +42,7 @@ class Pace:
 
     def __init__(self, kinds: Sequence[str], usual: Mapping[str, float]) -> None:
         self._ahead, self._usual = list(kinds), dict(usual)
-        self._whole = sum(self._usual[kind] for kind in kinds) or 1.0
+        self._known = _TRUST * sum(self._usual[kind] for kind in kinds) or 1.0
         self._took: defaultdict[str, list[float]] = defaultdict(list)
         self._began: float | None = None
 
@@ -61,7 +65,7 @@ class Pace:
             return sum(took) / len(took)
         spent = sum(sum(took) for took in self._took.values())
         usual = sum(self._usual[kind] * len(took) for kind, took in self._took.items())
-        return self._usual[kind] * (spent + self._whole) / (usual + self._whole)  # one short step says little
+        return self._usual[kind] * (spent + self._known) / (usual + self._known)  # one short step says little
 
     def left(self) -> float:
         """Return the seconds left; a step that takes longer than expected counts as nearly done."""

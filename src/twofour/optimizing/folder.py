@@ -21,9 +21,10 @@ MODEL, PAGE = "model.safetensors", "report.html"
 RESULTS = (MODEL, PLAN, RECORD, PAGE)
 """What a whole run leaves, beside its journal."""
 
-USUAL = {"judge dense": 55, "advise": 10, "prune": 205, "judge": 4, "time": 60, "finish": 5}
-USUAL |= {"compile float32": 5, "compile bfloat16": 5, "compile int8": 8}
-"""Seconds of each kind of step, roughly, of MiniLM with 300 sentences and 512 pairs on one thread of a busy Zen 5."""
+USUAL = {"judge dense": 5, "advise": 1, "prune": 45, "judge": 3, "time": 25, "finish": 1}
+USUAL |= {"compile float32": 5, "compile bfloat16": 5, "compile int8": 6}
+"""Seconds of each kind of step of MiniLM with 300 sentences and 512 pairs on one thread of a Zen 5: processor time of
+a run, and the time box of the comparison. A busy machine takes a multiple of them, which its first steps show."""
 
 
 def kinds_of(dtypes: Iterable[str]) -> list[str]:
