@@ -136,7 +136,7 @@ def block(
 @app.command()
 def bits(
     widths: Annotated[str, typer.Option(help="Pairs of widths, comma separated.")] = ",".join(
-        (*bits_case.WIDTHS, *bits_case.GROUPED)
+        (*bits_case.WIDTHS, *bits_case.KEPT, *bits_case.GROUPED)
     ),
     sizes: Annotated[
         str, typer.Option(help="Tokens x outputs x inputs, with :cold for weights from memory; comma separated.")

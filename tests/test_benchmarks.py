@@ -81,7 +81,7 @@ def test_other_cells_of_a_file_are_kept_when_a_run_goes_on(cases, tmp_path: Path
 
 def test_bits_writes_records_and_a_table(tmp_path: Path):
     out = tmp_path / "r.json"
-    words = ("bits", "--sizes", "3x65x71,1x512x512:cold", "--widths", "w1a1,w1.58a8", "--seconds", "0.02")
+    words = ("bits", "--sizes", "3x65x72,1x512x512:cold", "--widths", "w1a1,w1.58a8/2:4", "--seconds", "0.02")
     grouped = suite("bits", "--sizes", "2x64x128", "--widths", "w4a8/g32,w2/g64", "--seconds", "0.02")
     assert grouped.returncode == 0 and "MatMulNBits ms" in grouped.stdout, grouped.stderr
     done = suite(*words, "--json", str(out))
@@ -89,7 +89,7 @@ def test_bits_writes_records_and_a_table(tmp_path: Path):
     assert "GOP/s" in done.stdout and "bytes w8a8 ms" in done.stdout
     found = measure.load(out)
     assert [(r.meta["weights"], r.meta["tokens"], r.meta["dtype"]) for r in found] == [
-        ("hot", 3, "w1a1"), ("hot", 3, "w1.58a8"), ("cold", 1, "w1a1"), ("cold", 1, "w1.58a8"),
+        ("hot", 3, "w1a1"), ("hot", 3, "w1.58a8/2:4"), ("cold", 1, "w1a1"), ("cold", 1, "w1.58a8/2:4"),
     ]  # fmt: skip
     for record in found:
         assert record.baseline == ("bytes w8a8", "torch._int_mm") and record.clock == "thread"

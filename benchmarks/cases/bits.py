@@ -28,6 +28,7 @@ from twofour.kernels.base import Prepared
 from twofour.kernels.bits_matmul import BitsMatmul, BitWeight, bits_matmul_reference
 from twofour.kernels.problem import Problem
 from twofour.measure import Record
+from twofour.patterns import parse
 from twofour.quantization.widths import Widths, encoding_of
 
 WIDTHS = ("w1a1", "w1a2", "w2a2", "w1a8", "w1.58a8", "w2a8", "w4a4", "w4a8")
@@ -35,6 +36,9 @@ WIDTHS = ("w1a1", "w1a2", "w2a2", "w1a8", "w1.58a8", "w2a8", "w4a4", "w4a8")
 
 GROUPED = ("w2a8/g32", "w2a8/g128", "w3a8/g64", "w4a8/g32", "w4a8/g128", "w2/g32", "w4/g32", "w4/g128")
 """The same with groups, and weights alone."""
+
+KEPT = ("w8a8/2:4", "w4a8/2:4", "w2a8/2:4", "w1.58a8/2:4")
+"""Weights that keep two of four, on dense rows and on those that skip their zeros."""
 
 SIZES = (
     "512x4096x4096", "4x4096x4096", "4x4096x4096:cold",
@@ -85,9 +89,9 @@ def widths_of(text: str) -> Widths:
     Raises:
         DataError: It is no pair of widths.
     """
-    found = re.fullmatch(r"(w[\d.]+)(a\d+(?:/g[1-9]\d*)?|/g[1-9]\d*)", text)
+    found = re.fullmatch(r"(w[\d.]+)(a\d+(?:/g[1-9]\d*|/2:4)?|/g[1-9]\d*)", text)
     if found is None:
-        wanted = f"such as {', '.join((*WIDTHS, *GROUPED))}"
+        wanted = f"such as {', '.join((*WIDTHS, *GROUPED, *KEPT))}"
         raise DataError(f"the widths {text!r} are not known", got=text, wanted=wanted)
     weights, inputs = encoding_of(found[1], "weights"), found[2].partition("/")[0]
     assert weights is not None
@@ -118,7 +122,8 @@ class Bench:
                 self.bytes = {}  # the copies of the last size are freed before the next ones are made
                 self.bytes, self.at = _baselines(x, rows, cold), at
             text = str(cell["dtype"])
-            candidates = _candidates(widths_of(text), x, rows, cold, group=group_of(text)) | self.bytes
+            how: dict[str, Any] = {"group": group_of(text), "kept": text.endswith("/2:4")}
+            candidates = _candidates(widths_of(text), x, rows, cold, **how) | self.bytes
             peers = (NBITS,) if NBITS in candidates else ()
             return measure.compare(
                 candidates,
@@ -151,15 +156,17 @@ def _rows() -> list[BitsMatmul]:
     return [row for row in rows if row.isa != "scalar"] or rows
 
 
-def _candidates(widths: Widths, x: Tensor, rows: int, cold: bool, design: str = "", group: int = 0) -> dict[str, Calls]:
+def _candidates(
+    widths: Widths, x: Tensor, rows: int, cold: bool, design: str = "", group: int = 0, kept: bool = False
+) -> dict[str, Calls]:
     """Return every row and peer that takes these widths on a random weight, after checking its answer."""
-    weight = random_weight(widths, rows, x.shape[1], group)
+    weight = random_weight(widths, rows, x.shape[1], group, kept=kept)
     problem = Problem(rows, quantization=widths.range())
     want = bits_matmul_reference(x[:CHECKED], weight, None, problem.quantization)
     found: dict[str, Calls] = {}
     prepared: dict[str, list[Prepared]] = {}
     for row in _rows():
-        refused = row.refuses_levels(weight.levels, x.shape[1], problem.quantization, group=group)
+        refused = row.refuses_weight(weight, problem.quantization)
         if refused or not row.serves(len(x)) or (design and design not in row.name):
             continue
         if row.layout not in prepared:
@@ -180,12 +187,23 @@ def _candidates(widths: Widths, x: Tensor, rows: int, cold: bool, design: str = 
     return found
 
 
-def random_weight(widths: Widths, rows: int, columns: int, group: int = 0) -> BitWeight:
-    """Return a weight of random codes, with a scale for so many inputs each, 0 for all of an output."""
+def random_weight(widths: Widths, rows: int, columns: int, group: int = 0, *, kept: bool = False) -> BitWeight:
+    """Return a weight of random codes, with a scale for so many inputs each, 0 for all of an output; `kept`: 2:4.
+
+    Raises:
+        DataError: 2:4 is asked of widths that have no zero, or of inputs that are no fours.
+    """
     scales = (rows, columns // group) if group else (rows,)
     generator = torch.Generator().manual_seed(0)
     most = widths.weights.largest_code
     codes = torch.randint(0, most + 1, (rows, columns), generator=generator, dtype=torch.uint8)
+    if kept:
+        if not widths.levels.fits_bytes or columns % 4:
+            raise DataError(
+                f"{widths.name} over {columns} inputs is not 2:4", got=widths.name, wanted="levels with zero, fours"
+            )
+        keep = parse("2:4").project(torch.rand(codes.shape, generator=generator))
+        codes = torch.where(keep, codes, -widths.levels.beta).to(torch.uint8)
     return BitWeight(codes, widths.levels, torch.rand(scales, generator=generator) + 0.5)
 
 

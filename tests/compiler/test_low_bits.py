@@ -327,13 +327,47 @@ def test_steps_that_become_nothing_after_compiling_are_refused_by_name(part: str
             fast(x)
 
 
+@pytest.mark.parametrize(("weights", "sparse"), [("w4", True), ("w8", True), ("w2", False)])
+def test_2x4_runs_on_kernels_that_skip_its_zeros_where_those_are_faster(weights, sparse, tmp_path, monkeypatch) -> None:
+    """Told times: the same bits either way, and the plan says what the other would take."""
+    stored = Cache.times
+
+    def told(cache: Cache, key: str, names: Any, measure: Any) -> dict[str, float]:
+        if not any("2x4" in name for name in names):
+            return stored(cache, key, names, measure)
+        return {name: 1e-6 if ("2x4" in name) is sparse else 2e-6 for name in names}
+
+    monkeypatch.setattr(Cache, "times", told)
+    model = twofour.prune(nn.Sequential(nn.Linear(80, 40), nn.ReLU(), nn.Linear(40, 16)).eval(), {"0": "2:4"})
+    twofour.quantize(model, weights, "a8", ends=None)
+    x = torch.randn(3, 80)
+    fast: Any = twofour.compile(model, x, tokens=(3,), graph=False)
+    first, second = fast.plan.layers
+    assert first.sparse is sparse and not second.sparse
+    assert ("2:4" in first.kernel.replace("2x4", "2:4")) is sparse and "2x4" not in second.kernel
+    said = (
+        ", 2.00x that of the best dense product of codes" if sparse else "; skipping the zeros of 2:4 takes 2.00x its"
+    )
+    assert said in first.reason and "2:4" not in second.reason
+    twofour.save(fast, tmp_path / "m.safetensors")
+    again: Any = twofour.load(tmp_path / "m.safetensors", model)
+    small: Any = twofour.compile(model, x, tokens=(3,), graph=False, memory="small")
+    for tokens in (1, 3, 20):
+        x = torch.randn(tokens, 80)
+        for one in (fast, again, small, pickle.loads(pickle.dumps(fast))):
+            assert torch.equal(one(x), whole(model, x))
+
+
 def test_the_plan_says_what_kernels_of_codes_do_not_do(monkeypatch) -> None:
-    """Zeros of a mask are multiplied, and on a GPU there is no such kernel."""
-    model = twofour.prune(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16)).eval(), {"0": "2:4"})
+    """Zeros of blocks, and of groups, are multiplied, and on a GPU there is no such kernel."""
+    recipe = {"0": "block:4x4@0.5", "2": "2:4"}
+    model = twofour.prune(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16)).eval(), recipe)
     x = torch.randn(3, 64)
-    plan: Any = twofour.compile(twofour.quantize(model, "w2", "a2", ends=None), x, tokens=(3,), graph=False).plan
-    told = [layer.reason.endswith("; no kernel of codes skips the zeros of 2:4") for layer in plan.layers]
-    assert told == [True, False], plan
+    plan: Any = twofour.compile(
+        twofour.quantize(model, "w2", "a2", ends=None, group=32), x, tokens=(3,), graph=False
+    ).plan
+    for layer, pattern in zip(plan.layers, ("block:4x4@0.5", "2:4"), strict=True):
+        assert layer.reason.endswith(f"; no kernel of codes skips its zeros of {pattern}"), plan
     on_gpu = low_bits.run_low_bits(model, plan, {}, Terms(Computing(device="cuda"), "fast", (3,)))
     said = "dense: w2a2: no kernel of codes on a GPU; it computes in floats"
     assert all(layer.reason.startswith(said) for layer in on_gpu.layers) and not any(run(model))

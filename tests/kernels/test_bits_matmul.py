@@ -34,16 +34,20 @@ from twofour.kernels.bits_matmul import (
     unsigned,
     whole_product,
 )
-from twofour.kernels.bits_matmul.layout import LAYOUTS
+from twofour.kernels.bits_matmul.layout import LAYOUTS, OF_2X4
 from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.problem import Problem
 from twofour.kernels.quantization import LEVELS, Quantization, quantize_input
+from twofour.patterns import parse
 
 SYSTEMS = {"unsigned": unsigned, "twos": twos, "bipolar": bipolar}
 EVERY = [make(bits) for bits in range(1, 9) for make in SYSTEMS.values()] + [TERNARY]
 WIDTHS = range(1, 9)
-PLAIN = [row for row in bits_rows() if row.layout != GROUPS]
-"""Rows of weights with one scale an output; test_bits_groups.py has the others."""
+KEPT = [row for row in bits_rows() if row.sparse]
+"""Rows of 2:4 weights."""
+DENSE = [row for row in bits_rows() if not row.sparse]
+PLAIN = [row for row in DENSE if row.layout != GROUPS]
+"""Dense rows of weights with one scale an output; test_bits_groups.py has the others."""
 
 
 def generator(seed: int) -> torch.Generator:
@@ -132,7 +136,7 @@ def test_many_panels_of_outputs(row: BitsMatmul) -> None:
             assert torch.equal(y, want), (levels, count)
 
 
-@each_row(bits_rows())
+@each_row(DENSE)
 def test_tokens_of_several_passes(row: BitsMatmul) -> None:
     """A pass takes 4 MB of tokens, and a token of 8 bits 256 bytes at least."""
     weight, quantization, x = weight_of(twos(2), 9, 64), Quantization(bits=8), real(17_000, 64)
@@ -162,7 +166,7 @@ def test_real_inputs_are_rounded_as_the_reference_does(row: BitsMatmul, columns:
                 assert torch.equal(y, bits_matmul_reference(x, weight, bias, quantization)), (levels, quantization)
 
 
-@each_row(bits_rows())
+@each_row(DENSE)
 def test_threads_epilogues_strides_and_answers_of_bytes(row: BitsMatmul) -> None:
     weight = weight_of(twos(2), 203, 131)
     prepared, bias = row.prepare(weight), torch.randn(203, generator=generator(1))
@@ -184,7 +188,7 @@ def test_threads_epilogues_strides_and_answers_of_bytes(row: BitsMatmul) -> None
         assert torch.equal(y[:, 0], bits_matmul_reference(x, weight, bias, quantization))
 
 
-@each_row(bits_rows())
+@each_row(DENSE)
 def test_a_token_with_nan_is_nan_alone_in_a_static_range_too(row: BitsMatmul) -> None:
     weight, static, x = weight_of(twos(2), 35, 40), Quantization(0.25, bits=4), real(4, 40).clone()
     x[1, 39], x[3, 0] = float("nan"), float("inf")
@@ -193,7 +197,7 @@ def test_a_token_with_nan_is_nan_alone_in_a_static_range_too(row: BitsMatmul) ->
     assert torch.equal(y.nan_to_num(9.0), bits_matmul_reference(x, weight, None, static).nan_to_num(9.0))
 
 
-@each_row(bits_rows())
+@each_row(DENSE)
 def test_nan_is_the_least_number_of_an_answer_of_bytes(row: BitsMatmul) -> None:
     weight, x = weight_of(twos(2), 35, 40), real(4, 40).clone()
     x[1, 39], x[3, 0] = float("nan"), float("inf")
@@ -203,7 +207,7 @@ def test_nan_is_the_least_number_of_an_answer_of_bytes(row: BitsMatmul) -> None:
         assert (y[1] == least).all() and torch.equal(y, bits_matmul_reference(x, weight, torch.ones(35), quantization))
 
 
-@each_row(bits_rows())
+@each_row(DENSE)
 def test_a_token_that_is_not_finite_is_nan_alone(row: BitsMatmul) -> None:
     weight = weight_of(bipolar(1), 20, 40)
     for system, bad in itertools.product(LEVELS, (float("nan"), float("inf"), float("-inf"))):
@@ -262,7 +266,7 @@ def test_sums_of_places_are_shifted_before_they_pass_32_bits(row: BitsMatmul) ->
             assert torch.equal(y, whole_product(some, weight, quantization)[0].float())
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout not in OF_2X4])
 def test_a_layout_gives_back_the_weight(layout: str) -> None:
     for levels, (out, columns) in itertools.product(EVERY, ((1, 1), (33, 65), (130, 300))):
         if layout == "bits_packed" and levels.bits > 4:
@@ -271,6 +275,100 @@ def test_a_layout_gives_back_the_weight(layout: str) -> None:
         again = from_layout(to_layout(weight, layout))
         assert again.levels == levels and torch.equal(again.codes, weight.codes)
         assert torch.equal(again.scales, weight.scales)
+
+
+@cache
+def kept_of(levels: Levels, out: int, columns: int, scale: float | None = None) -> BitWeight:
+    """A weight that keeps two of four, and of the first four of each output one or none."""
+    scores = torch.rand(out, -(-columns // 4) * 4, generator=generator(columns + 1))
+    keep = parse("2:4").project(scores)
+    keep[:, :4] &= scores[:, :4] > 0.5
+    weight = weight_of(levels, out, columns, scale)
+    codes = torch.where(keep[:, :columns], weight.codes, -levels.beta).to(torch.uint8)
+    return BitWeight(codes, levels, weight.scales)
+
+
+def made_for(row: BitsMatmul, levels: Levels, out: int, columns: int) -> BitWeight:
+    return (kept_of if row.sparse else weight_of)(levels, out, columns)
+
+
+def kept_levels(row: BitsMatmul) -> list[Levels]:
+    return [levels for levels in EVERY if row.refuses_levels(levels, 4, Quantization(), pattern="2:4") is None]
+
+
+@each_row(KEPT)
+def test_2x4_gives_the_whole_product_for_every_width_and_gives_back_the_weight(row: BitsMatmul) -> None:
+    found = kept_levels(row)
+    halves = row.layout == "bits_2x4_packed"
+    assert twos(4) in found and (twos(8) in found, TERNARY in found, unsigned(7) in found) == (not halves,) * 3
+    for levels in found:
+        weight = kept_of(levels, 35, 71, 1.0)
+        assert weight.pattern == "2:4" and row.refuses_weight(weight, Quantization()) is None
+        prepared, values = row.prepare(weight), weight.values().long().T
+        again = row.restore(prepared)
+        assert again.levels == levels and torch.equal(again.codes, weight.codes)
+        assert torch.equal(again.scales, weight.scales)
+        for problem, x, whole in inputs(5, 71):
+            want = whole @ values
+            assert want.abs().max() < 1 << 24
+            assert torch.equal(row.run(x, prepared, None, problem).long(), want), (levels, problem)
+
+
+@each_row(KEPT)
+def test_2x4_takes_what_dense_rows_take(row: BitsMatmul) -> None:
+    """Tokens of every tile, panels, threads, epilogues, answers of bytes, NaN, damage, a weight that is no 2:4."""
+    levels = twos(4)
+    weight = kept_of(levels, 203, 1027)
+    bias, prepared = torch.randn(203, generator=generator(1)), row.prepare(weight)
+    for tokens, (system, scale) in itertools.product((1, 2, 3, 7, 13), (("unsigned", None), ("bipolar", 0.25))):
+        quantization, x = Quantization(scale, bits=8 if scale is None else 3, levels=system), real(tokens, 1027)
+        want = bits_matmul_reference(x, weight, bias, quantization)
+        with threads(3 if tokens == 7 else 1):
+            for epilogue, expected in ((Epilogue(), want), (Epilogue("relu"), want.relu())):
+                y = row.run(x, prepared, bias, Problem(203, epilogue, quantization))
+                assert torch.equal(y, expected), (tokens, system)
+    quantization = Quantization(0.25, bits=4, y_dtype=torch.uint8, y_scale=0.5, y_zero=100)
+    x = real(4, 1027).clone()
+    x[1, 1026] = float("nan")
+    y = row.run(x, prepared, bias, Problem(203, quantization=quantization))
+    assert (y[1] == 0).all() and torch.equal(y, bits_matmul_reference(x, weight, bias, quantization))
+    damaged = prepared.tensor.clone()
+    damaged[-1600:] = 255  # indices and codes that no packing writes
+    assert (
+        row.run(x[:1], type(prepared)(row, damaged), None, Problem(203, quantization=Quantization(bits=8)))
+        .isfinite()
+        .all()
+    )
+    dense = weight_of(levels, 203, 1027)
+    assert dense.pattern == "dense" and "2:4 weights, not dense" in str(row.refuses_weight(dense, Quantization()))
+    with pytest.raises(KernelError, match="more than two values that are not zero"):
+        row.prepare(dense)
+    with pytest.raises(KernelError, match="as many bytes as its header says"):
+        row.run(x, type(prepared)(row, prepared.tensor[:-64].clone()), None, Problem(203, quantization=quantization))
+
+
+@each_row(KEPT)
+def test_sums_of_2x4_are_whole_over_the_longest_rows(row: BitsMatmul) -> None:
+    """Half bytes are summed 16 times too large, in parts of so many inputs that 32 bits hold that."""
+    columns = 300_001
+    codes = torch.zeros(1, columns, dtype=torch.uint8)
+    levels = twos(4) if row.layout == "bits_2x4_packed" else TERNARY
+    codes += -levels.beta
+    codes[:, 1::2] = 0  # the least level
+    weight, quantization = BitWeight(codes, levels, torch.ones(1)), Quantization(1.0, bits=8)
+    x = torch.full((3, columns), 255, dtype=torch.uint8)
+    y = row.run(x, row.prepare(weight), None, Problem(1, quantization=quantization))
+    assert torch.equal(y, whole_product(x, weight, quantization)[0].float())
+
+
+@pytest.mark.parametrize(("levels", "pattern"), [(bipolar(2), "dense"), (unsigned(8), "dense"), (unsigned(2), "2:4")])
+def test_a_pattern_is_of_values_that_bytes_hold(levels: Levels, pattern: str) -> None:
+    assert BitWeight(torch.zeros(3, 9, dtype=torch.uint8), levels, torch.ones(3)).pattern == pattern
+    codes = torch.zeros(70, 8, dtype=torch.uint8)
+    codes[69, 4:7] = 1  # behind the outputs that are looked at first
+    assert BitWeight(codes, unsigned(2), torch.ones(70)).pattern == "dense"
+    held = BitWeight(codes[:69], unsigned(2), torch.ones(69), torch.zeros(69, dtype=torch.int8))
+    assert held.pattern == "dense" and BitWeight(codes[:69], unsigned(2), torch.ones(69)).pattern == "2:4"
 
 
 def test_codes_of_inputs_are_as_near_as_their_levels_allow() -> None:
@@ -311,7 +409,7 @@ def test_widths_and_levels_without_meaning_are_refused(make: Any, part: str) -> 
         make()
 
 
-@each_row(bits_rows())
+@each_row(DENSE)
 def test_codes_above_their_bits_and_codes_without_a_range_are_refused(row: BitsMatmul) -> None:
     prepared = row.prepare(weight_of(twos(2), 20, 40))
     x = codes_of(4, 3, 40)
@@ -349,7 +447,7 @@ def answer_of(kind: str, affine: bool = False, formula: bool = True) -> CodedAns
 @each_row(bits_rows())
 def test_answers_become_the_codes_that_operators_make(row: BitsMatmul) -> None:
     columns = 64 if row.layout == GROUPS else 71
-    weight, x, bias = weight_of(twos(4), 35, columns), 0.03 * real(9, columns), torch.linspace(-3, 3, 35)
+    weight, x, bias = made_for(row, twos(4), 35, columns), 0.03 * real(9, columns), torch.linspace(-3, 3, 35)
     if row.layout == GROUPS:
         weight = BitWeight(weight.codes, weight.levels, torch.rand(35, 2, generator=generator(2)) + 0.1)
     x[4, 7], quantization = float("nan"), replace(Quantization.of_range(-3.0, 3.5, 7), x_scale=5e-4)
@@ -372,7 +470,7 @@ def test_answers_become_the_codes_that_operators_make(row: BitsMatmul) -> None:
 @each_row(bits_rows())
 def test_rows_of_codes_are_read_as_their_numbers_and_a_marked_one_is_nan(row: BitsMatmul) -> None:
     columns = 64 if row.layout == GROUPS else 35
-    weight, y = weight_of(twos(2), 11, columns), 3 * real(9, columns)
+    weight, y = made_for(row, twos(2), 11, columns), 3 * real(9, columns)
     if row.layout == GROUPS:
         weight = BitWeight(weight.codes, weight.levels, torch.rand(11, 2, generator=generator(2)) + 0.1)
     y[2, 3], prepared = float("nan"), row.prepare(weight)

@@ -30,7 +30,9 @@ def layer_of(kernel) -> CompiledLinear:
     weight *= torch.arange(64) % 4 < 2
     pattern = "block:4x4@0" if kernel.pattern == "block" else kernel.pattern
     if kernel.operation == "bits_matmul":
-        given = BitWeight(torch.randint(0, 4, (32, 64), dtype=torch.uint8), twos(2), torch.rand(32) + 0.5)
+        codes = torch.randint(0, 4, (32, 64), dtype=torch.uint8)
+        codes = torch.where(torch.arange(64) % 4 < 2, codes, 2).to(torch.uint8) if kernel.sparse else codes
+        given = BitWeight(codes, twos(2), torch.rand(32) + 0.5)
     else:
         given = pack(weight, pattern, dtype=kernel.dtype) if kernel.sparse else weight
     prepared = PreparedWeights([kernel.prepare(given)])

@@ -458,10 +458,12 @@ def block_product(row: Kernel) -> None:
 def bits_product(row: Kernel) -> None:
     """Widths of one, two and more bits, inputs real and rounded by a range for each token."""
     for levels, bits in ((bipolar(1), 1), (TERNARY, 8), (twos(4), 4), (twos(8), 3)):
-        if row.layout == "bits_packed" and levels.bits > 4:
+        if (row.layout.endswith("packed") and levels.bits > 4) or (row.sparse and not levels.fits_bytes):
             continue
         for out, columns in ((1, 4), (193, 8), (33, 260), (72, 111)):
             codes = torch.randint(0, 3 if levels == TERNARY else levels.most + 1, (out, columns), dtype=torch.uint8)
+            if row.sparse:
+                codes = torch.where(torch.arange(columns) % 4 < 2, codes, -levels.beta).to(torch.uint8)
             weight = BitWeight(codes, levels, random(out, seed=2).abs())
             prepared, quantization = row.prepare(weight), Quantization(bits=bits)
             for x, bias, count in calls(out, columns, True, 65):

@@ -20,7 +20,7 @@ from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.errors import CompileError, KernelError
 from twofour.kernels import Kernel, available, find, sparse_products
 from twofour.kernels.base import Prepared, R, Row
-from twofour.kernels.bits_matmul import GROUPS, BitWeight, bits_rows
+from twofour.kernels.bits_matmul import GROUPS, BitsMatmul, BitWeight, bits_rows
 from twofour.kernels.dense_matmul import PLAIN
 from twofour.kernels.dispatch import DispatchTable, build_dispatch
 from twofour.kernels.problem import Problem
@@ -130,8 +130,7 @@ def candidates(
 
 def _of_codes(weight: BitWeight, quantization: Quantization) -> tuple[Kernel, ...]:
     """Return the rows that multiply by a weight of codes and inputs of these bits."""
-    asked = weight.levels, weight.shape[1], quantization
-    reasons = {row: row.refuses_levels(*asked, group=weight.group, shifted=weight.shifted) for row in bits_rows()}
+    reasons = {row: row.refuses_weight(weight, quantization) for row in bits_rows()}
     found = [row for row, reason in reasons.items() if reason is None]
     if not found:
         grouped = weight.group or weight.shifted or quantization.real
@@ -215,7 +214,7 @@ def choose(
         case = Case(problem, columns, bias, count, activations)
         keys.append(cache.key(case.text(dtype, weight), copies))
         times[count] = timed(measured, layout, case, copies, cache, keys[-1])
-    dispatch = _one_layout(kernels, times, (rows, columns), example) if small else _few_layouts(kernels, times)
+    dispatch = _one_layout(kernels, times, (rows, columns), example, layout) if small else _few_layouts(kernels, times)
     kept = {kernel.layout: layout(kernel) for kernel in map(find, dispatch.names)}
     return Choice(dispatch, times, kept, cache.origin(keys))
 
@@ -296,16 +295,25 @@ def _few_layouts(kernels: Sequence[Kernel], times: Times) -> DispatchTable:
     return build_dispatch(fastest, exact)
 
 
-def _one_layout(kernels: Sequence[Kernel], times: Times, shape: tuple[int, int], example: int | None) -> DispatchTable:
+def _one_layout(
+    kernels: Sequence[Kernel],
+    times: Times,
+    shape: tuple[int, int],
+    example: int | None,
+    layout: Callable[[Kernel], Prepared] | None = None,
+) -> DispatchTable:
     """Keep the single layout with the best geometric mean over the token counts, sparse where there is one.
 
-    A layout more than 5 % larger than the smallest one is not considered: it trades bytes for speed.
+    A layout more than 5 % larger than the smallest one is not considered: it trades bytes for speed. Of codes all
+    are, sparse or dense, by what `layout` prepares: what a row takes at least says nothing of the bits of a weight.
     """
     sparse = [kernel for kernel in kernels if kernel.sparse]
     # A plain dense weight is what the model holds anyway; a prepacked one would be a second copy.
     pool = sparse or [kernel for kernel in kernels if kernel.layout == "dense"] or kernels
     sizes = {kernel.layout: kernel.least_bytes(*shape) for kernel in pool}
-    small = [layout for layout, size in sizes.items() if size <= 1.05 * min(sizes.values())]
+    if layout is not None and any(isinstance(kernel, BitsMatmul) for kernel in kernels):
+        pool, sizes = kernels, {kernel.layout: layout(kernel).nbytes for kernel in kernels}
+    small = [name for name, size in sizes.items() if size <= 1.05 * min(sizes.values())]
     names = {layout: [kernel.name for kernel in pool if kernel.layout == layout] for layout in small}
 
     def cost(layout: str) -> float:

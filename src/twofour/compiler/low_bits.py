@@ -21,6 +21,8 @@ from twofour.compiler.replaceable import IN_FLOATS, no_kernel
 from twofour.compiler.terms import Terms
 from twofour.compiler.unpacked import Reads
 from twofour.errors import KernelError
+from twofour.kernels import find
+from twofour.kernels.base import Row
 from twofour.kernels.bits_matmul import BitWeight
 from twofour.kernels.conv import Images
 from twofour.kernels.dispatch import DispatchTable
@@ -32,8 +34,8 @@ from twofour.quantization.stored import shared
 
 TIED = "; its float weight stays, which another layer has too"
 
-ZEROS = "; no kernel of codes skips the zeros of {}"
-"""What the plan says of a mask: the zeros are multiplied."""
+ZEROS = "; no kernel of codes skips its zeros of {}"
+"""What the plan says of a mask whose zeros are multiplied: there is no row for them."""
 
 
 class LinearOfCodes(CompiledLinear):
@@ -119,7 +121,8 @@ def run_low_bits(
             low.runs, entry = codes, replace(entry, reason=entry.reason + TIED, **sizes)
         elif codes is not None:
             hold_codes(name, module, codes, reads)
-        if codes is not None and mask is not None and mask.pattern != DENSE:
+        skips = any(find(row, Row).sparse for found in entry.times.values() for row in found)
+        if codes is not None and not skips and mask is not None and mask.pattern != DENSE:
             entry = replace(entry, reason=entry.reason + ZEROS.format(mask.pattern.name))
         entries[name] = entry
     seen = {name: counts[name] for name in found if name in counts}
@@ -173,9 +176,14 @@ def _described(
     nbytes: int,
 ) -> LayerPlan:
     """Return the plan of a layer: how fast it is beside the best dense product of the dtype, `names`: widths, dtype."""
-    (widths, dtype), design = names, choice.runs(tokens).layout.removeprefix("bits_")
-    ratio = min(dense.values()) / choice.times[tokens][choice.runs(tokens).name]
+    (widths, dtype), row = names, choice.runs(tokens)
+    design = row.layout.removeprefix("bits_").replace("2x4_", "2:4 ")
+    ratio = min(dense.values()) / choice.times[tokens][row.name]
     reason = f"{widths} {design}: {ratio:.2f}x the speed of the best dense {dtype} product"
+    kept, whole = (choice.at(tokens, sparse=sparse) for sparse in (True, False))
+    if kept is not None and whole is not None:
+        both = f", {whole / kept:.2f}x that of the best dense product of codes"
+        reason += both if row.sparse else f"; skipping the zeros of 2:4 takes {kept / whole:.2f}x its time here"
     reason += f" ({choice.origin})" if choice.origin else ""
     sizes = entry.bytes_before, nbytes, entry.bytes_in_file
     made = described(entry.name, entry.kind, entry.shape, tokens, choice, reason, sizes)

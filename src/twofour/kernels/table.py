@@ -9,7 +9,7 @@ from typing import Any
 from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.base import Kernel, R, Row
-from twofour.kernels.bits_matmul import bits_rows
+from twofour.kernels.bits_matmul import BitsMatmul, bits_rows
 from twofour.kernels.bits_matmul.conv import bits_conv_rows
 from twofour.kernels.block_matmul import block_rows, pointwise_block_rows
 from twofour.kernels.conv import ConvKernel
@@ -150,9 +150,10 @@ Row.__reduce_ex__ = _reduced  # here, as the rows' base does not know the table
 def sparse_products(device: str = "cpu") -> tuple[Kernel, ...]:
     """Return the kernels of products with a packed weight of a device, whether or not they can run here.
 
-    The reference, which is dense, is not among them.
+    The reference, which is dense, is not among them, nor are the rows of codes, which take a `BitWeight`.
     """
-    return tuple(kernel for kernel in rows() if kernel.sparse and kernel.device == device and kernel is not REFERENCE)
+    found = (kernel for kernel in rows() if kernel.sparse and not isinstance(kernel, BitsMatmul))
+    return tuple(kernel for kernel in found if kernel.device == device and kernel is not REFERENCE)
 
 
 def available(operation: str, device: str = "cpu") -> tuple[Kernel, ...]:

@@ -10,7 +10,7 @@ namespace twofour {
 
 // Behind the 64-byte header of a layout. A weight is value = alpha * stored + beta.
 struct BitsHead {
-  int32_t bits;  // of a stored code: 8 of bytes (two's complement); 1, 2 or 4 of packed ones; of planes, tables, lookups and fours 1 to 8
+  int32_t bits;  // of a stored code: 8 of bytes, 4 of halves (two's complement); 1, 2 or 4 of packed ones; of planes, tables, lookups and fours 1 to 8
   int32_t alpha, beta;
   int32_t rest[13];  // what Python writes for itself
 };
@@ -26,6 +26,9 @@ struct BitsLayout {
 };
 
 constexpr int64_t kBytesPanel = 64, kPlanesPanel = 32, kTablesPanel = 256, kFoursPanel = 128, kLookupsPanel = 64;
+// Of 2:4 weights, 32 inputs of a panel: units of "int8_rows" (layouts/octets.h), or 24 bits for each output, then values.
+constexpr int64_t kKeptPanel = 32, kKeptInputs = 32, kKeptUnit = 640;
+constexpr int64_t kPackedKeptPanel = 64, kKeptCodes = 3 * kPackedKeptPanel, kPackedKeptUnit = kKeptCodes + 8 * kPackedKeptPanel;
 constexpr int64_t kTablesInputs = 6, kFoursInputs = 4;  // bits of a weight that a lookup takes
 
 constexpr BitsLayout kBitsLayouts[] = {
@@ -47,6 +50,13 @@ constexpr BitsLayout kBitsLayouts[] = {
     // the same of 4 bits, [plane][inputs / 4][2 vectors][32][2]
     {"bits_fours", kFoursPanel, [](int64_t bits) { return 1 <= bits && bits <= 8; },
      [](int64_t in, int64_t bits) { return ceil_div(in, kFoursInputs) * bits * kFoursPanel; }},
+    // [inputs / 32][2][16 outputs' indices, a dword each; 4 times 16 outputs' four values, bytes]
+    {"bits_2x4_bytes", kKeptPanel, [](int64_t bits) { return bits == 8; },
+     [](int64_t in, int64_t) { return ceil_div(in, kKeptInputs) * kKeptUnit; }},
+    // [inputs / 32][64 outputs' codes, three bits a four of inputs: 01, 02, 03, 12, 13, 23 are kept][4][2][16 outputs' values
+    // of 16 inputs, a dword each: those of the first 8 inputs in the lower half of each byte]
+    {"bits_2x4_packed", kPackedKeptPanel, [](int64_t bits) { return bits == 4; },
+     [](int64_t in, int64_t) { return ceil_div(in, kKeptInputs) * kPackedKeptUnit; }},
     // codes as bits_packed has them, behind the numbers of each group (GroupShape): this is a panel of one group
     {"bits_groups", kBytesPanel, [](int64_t bits) { return bits == 1 || bits == 2 || bits == 4 || bits == 8; },
      [](int64_t in, int64_t bits) { return ceil_div(in, 32 / bits) * 256; }, true},

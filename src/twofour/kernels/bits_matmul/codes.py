@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,6 +13,12 @@ from twofour.kernels.quantization import Quantization
 from twofour.shapes import Float32, Int8, UInt8
 
 INT32_LARGEST = (1 << 31) - 1
+
+TWO_OF_FOUR = "2:4"
+"""The pattern that kernels of codes skip the zeros of."""
+
+_LOOKED_AT = 64
+"""Outputs of a weight that are looked at before all of it: one of random codes is found to be dense by these."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,11 @@ class Levels:
     def largest(self) -> int:
         """The greatest magnitude of a level."""
         return max(-self.beta, self.alpha * self.most + self.beta)
+
+    @property
+    def fits_bytes(self) -> bool:
+        """Whether levels are one apart and bytes of two's complement hold them all: then zero is one of them."""
+        return self.alpha == 1 and self.beta >= -128 and self.most + self.beta <= 127
 
     def longest(self, quantization: Quantization, *, shifted: bool = False) -> int:
         """Return how many products with such inputs surely fit an int32 sum; `shifted`: of weights with zero points.
@@ -143,6 +155,21 @@ class BitWeight:
     def shifted(self) -> bool:
         """Whether it has zero points."""
         return self.zeros is not None
+
+    @cached_property
+    def pattern(self) -> str:
+        """The pattern of its values: "2:4" where every four of inputs has at most two that are not zero, or "dense".
+
+        Of weights with zero points and those whose levels no byte holds it is "dense".
+        """
+        if self.shifted or not self.levels.fits_bytes:
+            return "dense"
+
+        def keeps_two(codes: Tensor) -> bool:
+            kept = torch.nn.functional.pad(codes != -self.levels.beta, (0, -codes.shape[1] % 4))
+            return int(kept.view(-1, 4).sum(1, dtype=torch.uint8).max()) <= 2
+
+        return TWO_OF_FOUR if keeps_two(self.codes[:_LOOKED_AT]) and keeps_two(self.codes) else "dense"
 
     def values(self) -> Tensor:
         """Return the whole numbers that the codes stand for, less their zero points: int32 (out, in)."""

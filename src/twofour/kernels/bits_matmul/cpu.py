@@ -11,8 +11,8 @@ from torch import Tensor
 from twofour import native
 from twofour.kernels.base import FLOATS, Prepared
 from twofour.kernels.bits_matmul.coded import PLAINLY, BitsProblem
-from twofour.kernels.bits_matmul.codes import BitWeight, Levels
-from twofour.kernels.bits_matmul.layout import GROUPS, LARGEST_SUM, from_layout, group_limits, to_layout
+from twofour.kernels.bits_matmul.codes import TWO_OF_FOUR, BitWeight, Levels
+from twofour.kernels.bits_matmul.layout import GROUPS, LARGEST_SUM, OF_2X4, from_layout, group_limits, to_layout
 from twofour.kernels.native_product import NativeProduct, foreign, second_operand
 from twofour.kernels.operands import together
 from twofour.kernels.problem import MaybeTensor, Problem
@@ -21,6 +21,9 @@ from twofour.packing import HEADER_BYTES
 
 PACKED_BITS = 4
 """Bits up to which codes are packed several in a byte."""
+
+LEAST_PACKED = 3
+"""Bits from which 2:4 codes are packed so: below, dense ones take fewer bytes."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,20 @@ class BitsMatmul(NativeProduct):
     (`quantization.REAL`) are rounded to 23 bits, within 2^-23 of the greatest of their token: see groups.h.
     """
 
+    def refuses_weight(self, weight: BitWeight, quantization: Quantization) -> str | None:
+        """Return why this row cannot multiply by a weight, or None when it can; see `refuses_levels`."""
+        asked, how = (weight.levels, weight.shape[1], quantization), (weight.group, weight.shifted, weight.pattern)
+        return self.refuses_levels(*asked, group=how[0], shifted=how[1], pattern=how[2])
+
     def refuses_levels(
-        self, levels: Levels, columns: int, quantization: Quantization, *, group: int = 0, shifted: bool = False
+        self,
+        levels: Levels,
+        columns: int,
+        quantization: Quantization,
+        *,
+        group: int = 0,
+        shifted: bool = False,
+        pattern: str = "dense",
     ) -> str | None:
         """Return why this row cannot multiply `columns` inputs by codes of these levels, or None when it can.
 
@@ -42,6 +57,7 @@ class BitsMatmul(NativeProduct):
             quantization: Theirs.
             group: Inputs that share a scale of the weight, 0 for all of an output.
             shifted: Whether the weight has zero points.
+            pattern: Of its values, "2:4" or "dense"; dense rows take both.
         """
         if (reason := self.unavailable()) is not None:
             return reason
@@ -49,8 +65,10 @@ class BitsMatmul(NativeProduct):
         if grouped is not (self.layout == GROUPS):
             of = "scales of groups, zero points of weights and float inputs"
             return f"is for no {of}" if grouped else f"is for {of}"
-        if self.layout == "bits_packed" and levels.bits > PACKED_BITS:
+        if self.layout.endswith("packed") and levels.bits > PACKED_BITS:
             return f"packs codes of at most {PACKED_BITS} bits, the weight has {levels.bits}"
+        if self.layout in OF_2X4 and (reason := self._refuses_kept(levels, pattern)) is not None:
+            return reason
         if shifted and levels.bits == 8:
             return "takes zero points of at most 7 bits, the weight has 8"
         largest = levels.alpha * levels.most if shifted else levels.largest
@@ -62,6 +80,18 @@ class BitsMatmul(NativeProduct):
         longest = min(longest, most_of_all) if grouped else longest
         if (group or columns) > longest:
             return f"has sums of {group or columns} inputs, which may exceed int32; at most {longest}"
+        return None
+
+    def _refuses_kept(self, levels: Levels, pattern: str) -> str | None:
+        """Return why a row of 2:4 weights cannot multiply by codes of these levels and this pattern, or None."""
+        if pattern != TWO_OF_FOUR:
+            return f"takes {TWO_OF_FOUR} weights, not {pattern}"
+        if not levels.fits_bytes:
+            return "takes values from -128 to 127, one apart"
+        if self.layout == "bits_2x4_packed" and (levels.beta < -8 or levels.most + levels.beta > 7):
+            return "takes values from -8 to 7"
+        if self.layout == "bits_2x4_packed" and levels.bits < LEAST_PACKED:
+            return f"has 11 bits for four weights, more than dense codes of {levels.bits} bits"
         return None
 
     def prepare(self, weight: BitWeight) -> Prepared:  # pyright: ignore[reportIncompatibleMethodOverride]

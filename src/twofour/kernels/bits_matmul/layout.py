@@ -12,9 +12,10 @@ from torch import Tensor
 from twofour import native
 from twofour.errors import KernelError
 from twofour.files import bytes_of
-from twofour.kernels.bits_matmul.codes import BitWeight, Levels
+from twofour.kernels.bits_matmul.codes import TWO_OF_FOUR, BitWeight, Levels
 from twofour.native import pages
 from twofour.packing import HEADER_BYTES, has_zeros, layout_head, layout_header
+from twofour.patterns import parse
 from twofour.shapes import UInt8
 
 _HEAD = struct.Struct("<6i40x")  # BitsHead: bits, alpha, beta of what is stored; those of the weight's own codes
@@ -146,6 +147,107 @@ class Tables:
         return (ones << shifts).sum(1, dtype=torch.uint8)
 
 
+KEPT_INPUTS = 32
+"""Inputs of a unit of the layouts of 2:4 weights; outputs stand in halves of 16 (layouts/octets.h)."""
+
+_FOURS = torch.tensor([4, 8, 12, 9, 13, 14, 4, 4], dtype=torch.uint8, device="cpu")
+"""Code of three bits -> which two of a four are kept, first + 4 * second: 01, 02, 03, 12, 13, 23."""
+
+
+class KeptBytes:
+    """The two values of each four that a 2:4 weight keeps, bytes, and where they stand, two bits each: see bits.h.
+
+    [panel of 32 outputs][inputs / 32][2 halves of outputs]: a dword of indices for each of 16 outputs, byte b those of
+    value b of four octets of inputs; then for each octet the four values of each output.
+    """
+
+    def stored(self, levels: Levels) -> tuple[int, int, int]:
+        """See `Layout.stored`: the values themselves."""
+        return 8, 1, 0
+
+    def to_bytes(self, codes: Tensor, levels: Levels) -> Tensor:
+        """See `Layout.to_bytes`."""
+        values, places = (part.view(-1, 2, 16, *part.shape[1:]) for part in _kept(codes, levels))
+        units = values.shape[3] // 16
+        of_octets = places.view(-1, 2, 16, units, 4, 4)  # panel, half, output, unit, octet, value
+        indices = _joined([of_octets[..., o, :] << 2 * o for o in range(4)])
+        kept = values.view(-1, 2, 16, units, 4, 4).permute(0, 3, 1, 4, 2, 5)  # panel, unit, half, octet, output, value
+        return torch.cat([indices.permute(0, 3, 1, 2, 4).unsqueeze(3), kept], 3).flatten()
+
+    def to_codes(self, data: Tensor, out: int, columns: int, levels: Levels) -> Tensor:
+        """See `Layout.to_codes`."""
+        parts = data.view(-1, -(-columns // KEPT_INPUTS), 2, 5, 16, 4)
+        values = parts[:, :, :, 1:].permute(0, 2, 4, 1, 3, 5).reshape(out, -1)
+        indices = parts[:, :, :, 0].permute(0, 2, 3, 1, 4).reshape(out, -1, 4)
+        places = torch.stack([indices >> 2 * o & 3 for o in range(4)], 2).view(out, -1)
+        return _of_kept(values, places, levels, columns)
+
+
+class KeptHalves:
+    """The same of values of up to 4 bits, in half bytes, and three bits for the two that a four keeps: see bits.h.
+
+    [panel of 64 outputs][inputs / 32]: 24 bits of codes of each output; then for each 16 outputs and 16 inputs a dword
+    an output, of its eight values those of the first octet in the lower halves of bytes.
+    """
+
+    def stored(self, levels: Levels) -> tuple[int, int, int]:
+        """See `Layout.stored`: the values themselves."""
+        return 4, 1, 0
+
+    def to_bytes(self, codes: Tensor, levels: Levels) -> Tensor:
+        """See `Layout.to_bytes`."""
+        values, places = _kept(codes, levels)
+        pairs = places.view(len(places), -1, 8, 2)  # unit, four, value
+        of_fours = (pairs[..., 0] + (pairs[..., 1] << 2)).long()
+        codes_of = torch.empty(16, dtype=torch.int32, device="cpu")
+        codes_of[_FOURS[:6].long()] = torch.arange(6, dtype=torch.int32, device="cpu")
+        bits = _joined([codes_of[of_fours[..., f]] << 3 * f for f in range(8)])
+        three = torch.stack([bits >> 8 * b & 255 for b in range(3)], -1).to(torch.uint8)
+        octets = (values & 15).view(-1, 4, 16, bits.shape[1], 2, 2, 4)  # panel, outputs, unit, octets, value
+        halves = (octets[..., 0, :] | octets[..., 1, :] << 4).permute(0, 3, 1, 4, 2, 5)
+        indices = three.view(-1, 64, *three.shape[1:]).transpose(1, 2)
+        return torch.cat([indices.flatten(2), halves.flatten(2)], 2).flatten()
+
+    def to_codes(self, data: Tensor, out: int, columns: int, levels: Levels) -> Tensor:
+        """See `Layout.to_codes`."""
+        units = -(-columns // KEPT_INPUTS)
+        parts = data.view(out // 64, units, -1)
+        three = parts[..., : 3 * 64].reshape(-1, units, 64, 3).transpose(1, 2).reshape(out, units, 3).int()
+        bits = three[..., 0] | three[..., 1] << 8 | three[..., 2] << 16
+        fours = torch.stack([_FOURS[(bits >> 3 * f & 7).long()] for f in range(8)], -1)
+        places = torch.stack([fours & 3, fours >> 2], -1).view(out, -1)
+        halves = parts[..., 3 * 64 :].reshape(-1, units, 4, 2, 16, 4).permute(0, 2, 4, 1, 3, 5)
+        octets = torch.stack([halves & 15, halves >> 4], -2).reshape(out, -1).view(torch.int8)
+        return _of_kept(((octets ^ 8) - 8).view(torch.uint8), places, levels, columns)
+
+
+def _kept(codes: Tensor, levels: Levels) -> tuple[Tensor, Tensor]:
+    """Return the two values of each four of a 2:4 weight, two's complement, and their places: uint8 (out, inputs / 2).
+
+    Inputs are filled up to whole units, with values of zero.
+    """
+    values = _padded((codes.short() + levels.beta).to(torch.int8), KEPT_INPUTS)
+    keep = parse(TWO_OF_FOUR).project(values.float(), absolute=True)
+    places = keep.view(-1, 4).nonzero()[:, 1].to(torch.uint8).view(len(values), -1)
+    return values[keep].view(len(values), -1).view(torch.uint8), places
+
+
+def _of_kept(values: Tensor, places: Tensor, levels: Levels, columns: int) -> Tensor:
+    """Return the codes that `_kept` was given: uint8 (out, columns)."""
+    fours = torch.zeros(values.numel() // 2, 4, dtype=torch.int8, device="cpu")
+    fours.scatter_(1, places.reshape(-1, 2).long(), values.reshape(-1, 2).view(torch.int8))
+    found = fours.view(len(values), -1)[:, :columns].short() - levels.beta
+    return found.to(torch.uint8)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """Return the bits of all parts."""
+    found = parts[0]
+    for part in parts[1:]:
+        found = found | part
+    return found
+
+
 GROUPS = "bits_groups"
 """Codes as `PackedCodes` has them, [panel][group]: scales, sums of values, with zero points levels of code 0, codes."""
 
@@ -160,8 +262,13 @@ LAYOUTS: dict[str, Layout] = {
     "bits_lookups": Tables(6, 1),
     "bits_fours": Tables(4, 2),
     GROUPS: PackedCodes(),
+    "bits_2x4_bytes": KeptBytes(),
+    "bits_2x4_packed": KeptHalves(),
 }
 """Name of a layout -> its order."""
+
+OF_2X4 = ("bits_2x4_bytes", "bits_2x4_packed")
+"""Those of 2:4 weights."""
 
 
 def to_layout(weight: BitWeight, name: str, sums: Tensor | None = None, behind: int = 0) -> Tensor:
@@ -174,8 +281,16 @@ def to_layout(weight: BitWeight, name: str, sums: Tensor | None = None, behind: 
         behind: Bytes to keep free behind the layout; they are zero.
 
     Raises:
-        KernelError: Sums or zero points of groups exceed the bits that `GROUPS` has for them.
+        KernelError: Sums or zero points of groups exceed the bits that `GROUPS` has for them; the layout is of 2:4
+            weights, and the weight is none.
     """
+    if name in OF_2X4 and weight.pattern != TWO_OF_FOUR:
+        raise KernelError(
+            f"a weight of codes does not fit the layout {name!r}",
+            got="a four of inputs with more than two values that are not zero",
+            wanted="2:4 of the values, levels one apart that bytes hold",
+            remedy="take a dense row; `refuses_levels` of a row says what it takes",
+        )
     layout, (out, columns) = LAYOUTS[name], weight.codes.shape
     head, runs = layout.stored(weight.levels), (weight.group, weight.shifted)
     panel, scales, at, weights, end = native.extension().bits_places(name, out, columns, head[0], *runs)
@@ -183,7 +298,8 @@ def to_layout(weight: BitWeight, name: str, sums: Tensor | None = None, behind: 
     buffer = pages.empty(HEADER_BYTES + end + behind)
     buffer[: HEADER_BYTES + weights] = 0
     buffer[HEADER_BYTES + end :] = 0
-    first = layout_header("dense", "bits", name, out, columns, group=weight.group, zeros=weight.shifted)
+    pattern = TWO_OF_FOUR if name in OF_2X4 else "dense"
+    first = layout_header(pattern, "bits", name, out, columns, group=weight.group, zeros=weight.shifted)
     first += _HEAD.pack(*head, weight.levels.bits, weight.levels.alpha, weight.levels.beta)
     buffer[: len(first)] = torch.frombuffer(bytearray(first), dtype=torch.uint8)
     body = buffer[HEADER_BYTES:]

@@ -1,13 +1,13 @@
 // The int8 row on AMX tiles: activations u8, quantized by the token as int8/README.md says, weights s8.
-#include "kernels/nm_matmul/int8/avx512_vnni.h"
 #include "kernels/nm_matmul/int8/row_octets.h"
 #include "kernels/nm_matmul/nm_matmul.h"
+#include "kernels/octet_lanes.h"
 #include "tile_product.h"
 
 namespace {
 
 // 64 inputs of a token stand together, the next 64 a step further.
-struct TileVec : Vec {
+struct TileVec : OctetLanes {
   static TWOFOUR_INLINE void store_x(ints q, uint8_t* to, int64_t k, int64_t stride) {
     _mm_store_si128(reinterpret_cast<__m128i*>(to + k / 64 * stride + k % 64), _mm512_cvtepi32_epi8(q));
   }
@@ -61,7 +61,7 @@ struct Int8 {
 
   static void finish(const Matmul& a, const uint8_t* sums, int64_t stride, int64_t token, int64_t tokens, int64_t row,
                      const uint8_t* call) {
-    finish_sums<Vec>(a, octet_head(a), reinterpret_cast<const int32_t*>(sums), 2, stride,
+    finish_sums<OctetLanes>(a, octet_head(a), reinterpret_cast<const int32_t*>(sums), 2, stride,
                      reinterpret_cast<const Range*>(call), token, tokens, row, a.out_features);
   }
 };

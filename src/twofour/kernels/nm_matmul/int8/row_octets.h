@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "kernels/layouts/octets.h"
+#include "kernels/octet_dots.h"
 #include "kernels/row_shape.h"
 #include "kernels/whole_outputs.h"
 #include "native/compiler.h"
@@ -17,13 +17,9 @@
 
 namespace {
 
-using twofour::kOctetHalfBytes;
-using twofour::kRowUnit;
-using twofour::kRowTile;
-
+constexpr int64_t kOctetFar = 16384, kOctetNear = 2048;  // prefetch distances, as in f32/row_blocks.h
 constexpr int64_t kOctetPass = 512 * 1024;  // bytes of activations per pass over the weights: half of a small L2
 constexpr int64_t kOctetWeights = 1024 * 1024;    // weights up to this size are read once per piece of tokens instead
-constexpr int64_t kOctetFar = 16384, kOctetNear = 2048;  // prefetch distances, as in f32/row_blocks.h
 
 inline int64_t size_of(Type type) { return type == Type::f32 ? 4 : type == Type::bf16 ? 2 : 1; }
 
@@ -47,40 +43,6 @@ inline WholeRows octet_head(const Matmul& a) {
 
 inline int64_t octet_tiles(const Matmul& a) { return (a.in_features + kRowTile - 1) / kRowTile; }
 
-// One unit (Halves x 16 rows, 32 inputs) against T tokens; x is [octet][token][8]. Two sets of sums where registers
-// allow, so that few tokens are not bound by the latency of the dot product.
-template <class V, int T, int Halves, int Sets>
-TWOFOUR_INLINE void add_octets(const uint8_t* unit, const uint8_t* x,
-                               typename V::ints (&acc)[Sets][Halves * (kRowUnit / V::width)][T]) {
-  constexpr int per_half = kRowUnit / V::width;
-  constexpr int vectors = Halves * per_half;
-  typename V::ints meta[vectors];
-  const uint8_t* values[vectors];
-  TWOFOUR_UNROLL
-  for (int v = 0; v < vectors; v++) {
-    const uint8_t* half = unit + v / per_half * kOctetHalfBytes + v % per_half * V::width * 4;
-    meta[v] = V::load_ints(half);
-    values[v] = half + kRowUnit * 4;
-  }
-  TWOFOUR_UNROLL
-  for (int o = 0; o < kRowTile / 8; o++) {
-    typename V::Octet octet[vectors];
-    TWOFOUR_UNROLL
-    for (int v = 0; v < vectors; v++) {
-      const uint8_t* at = values[v] + o * kRowUnit * 4;
-      octet[v] = V::octet(at, meta[v]);
-      meta[v] = V::next_index(meta[v]);
-      V::prefetch(at, kOctetNear, kOctetFar);
-    }
-    TWOFOUR_UNROLL
-    for (int t = 0; t < T; t++) {
-      const auto eight = V::broadcast8(x + (o * T + t) * 8);
-      TWOFOUR_UNROLL
-      for (int v = 0; v < vectors; v++) acc[o % Sets][v][t] = V::dot(acc[o % Sets][v][t], eight, octet[v]);
-    }
-  }
-}
-
 // Rows [row, row + 16 * Halves) of T tokens from `first` on.
 template <class V, int T, int Halves>
 TWOFOUR_INLINE void octet_unit(const Matmul& a, const uint8_t* unit, const uint8_t* x, const Range* ranges,
@@ -97,7 +59,9 @@ TWOFOUR_INLINE void octet_unit(const Matmul& a, const uint8_t* unit, const uint8
     }
   }
   for (int64_t k = octet_tiles(a); k > 0; k--, unit += 2 * kOctetHalfBytes, x += kRowTile * T)
-    add_octets<V, T, Halves, Sets>(unit, x, acc);
+    add_octets<V, T, Halves, Sets>(
+        unit, [&](int t, int o) TWOFOUR_INLINED { return x + (o * T + t) * 8; },
+        [](const uint8_t* line) TWOFOUR_INLINED { V::prefetch(line, kOctetNear, kOctetFar); }, acc);
   alignas(64) int32_t sums[vectors * T * V::width];
   TWOFOUR_UNROLL
   for (int v = 0; v < vectors; v++) {

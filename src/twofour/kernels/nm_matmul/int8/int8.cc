@@ -1,0 +1,11 @@
+// The rows on what every x86 has, for each instruction set of nm_matmul.inc.
+#include "kernels/nm_matmul/nm_matmul.h"
+#include "kernels/octet_lanes.h"
+#include "row_octets.h"
+
+namespace twofour {
+
+int64_t TWOFOUR_WORKSPACE_HERE(nm_matmul_2x4_int8_rows)(const Matmul& a) { return row_octets_workspace<OctetLanes>(a); }
+void TWOFOUR_HERE(nm_matmul_2x4_int8_rows)(const Matmul& a) { row_octets<OctetLanes>(a); }
+
+}  // namespace twofour
