@@ -92,7 +92,8 @@ class Provider : public Ep {
       claims_.insert_or_assign((*names)[static_cast<size_t>(one.out())], Claim{one, names});
     }
     for (const std::string& reason : found.reasons) log(kInfo, reason + ": left to another provider");
-    if (found.all.empty() && !found.reasons.empty())
+    // The runtime asks again for what is left, and for each branch: a session that runs parts here needs no warning.
+    if (claims_.empty() && !found.reasons.empty())
       log(kWarning, "no weight of this graph is 2:4 along the axis summed over: all of it is left to other providers (" + found.reasons[0] + ")");
   }
   // By the name of what the node that stands for it answers.
