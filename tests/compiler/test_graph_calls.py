@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +30,43 @@ class Embeds(nn.Module):
     def forward(self, features: dict[str, Tensor], **options: object) -> dict[str, Tensor]:
         features["embedding"] = self.down(torch.relu(self.up(features["values"])))
         return features
+
+
+class Makes(Embeds):
+    """One that makes its features itself: with what says that they are numbers, and with an offset of 0."""
+
+    def preprocess(self, texts: list[str]) -> dict[str, object]:
+        values = torch.randn(len(texts), 64, generator=torch.Generator().manual_seed(0))
+        return {"values": values, "offset": torch.zeros(len(texts), 64), "kind": "numbers"}
+
+    def forward(self, features: dict[str, Any], **options: object) -> dict[str, Any]:
+        if features.get("kind", "numbers") != "numbers":
+            features["values"] = -features["values"]
+        features["values"] = features["values"] + features.get("offset", 0)
+        return super().forward(features, **options)
+
+
+def test_a_graph_serves_entries_that_say_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = twofour.prune(Makes(), "2:4").eval()
+    fast = quick(model, ({"values": torch.randn(4, 64)},), graph=True)
+    x, shift = torch.randn(3, 64), torch.ones(3, 64)
+    calls: list[tuple[dict[str, Any], bool]] = [
+        ({"kind": "numbers", "values": x, "offset": torch.zeros(3, 64)}, True),
+        ({"values": x, "kind": "numbers"}, True),
+        ({"values": x, "kind": "other"}, False),
+        ({"values": x, "offset": shift}, False),
+        ({"values": x, "offset": torch.zeros(3, 64).long()}, False),
+        ({"values": x, "more": "numbers"}, False),
+    ]
+    for given, by_graph in calls:
+        want, found = model(dict(given)), fast(features := dict(given))
+        assert found is features and found.keys() == want.keys()
+        torch.testing.assert_close(found["embedding"].float(), want["embedding"].float(), rtol=1e-4, atol=1e-4)
+        with monkeypatch.context() as patch:
+            assert _served(fast, patch, features=dict(given)) is by_graph, given
+    assert caplog.text.count("runs layer by layer") >= 2
 
 
 def _served(fast: nn.Module, monkeypatch: pytest.MonkeyPatch, **call: object) -> bool:

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten
 from twofour.calls import Example
 from twofour.capture import Graph, Guard, arguments, capture, without_torchs_log
 from twofour.compiler.agreement import agreement
+from twofour.compiler.features import saying_nothing
 from twofour.compiler.graph_conv import kept_convs
 from twofour.compiler.graph_low_bits import axes_of, kept_low_bits
 from twofour.compiler.graph_report import GraphReport, by_operator
@@ -204,7 +205,7 @@ def _rewritten(
     program = Executor(Program(graph.module))
     after = () if carried else by_operator(Program(graph.module, timed=True).seconds(leaves))
     runner = WholeModel(fast, guard, program, graph)
-    runner.written = _written(fast, guard, leaves)
+    runner.written, runner.beside = _written(fast, guard, leaves)
     runner.agreement = agreement(fast, plan.dtype, leaves, lambda: _answers(fast, guard, leaves), between)
     account = GraphReport("layers", "", {}, found.counts, before, after, outlines, None, **found.said)
     if not (error := _probe(runner, graph, leaves)) <= runner.agreement.allowed:
@@ -256,10 +257,10 @@ def _faster(times: Mapping[str, float], served: str, origin: str, *, asked: bool
     return "graph", f"{better} layer by layer, in fewer calls{whence}; {served}"
 
 
-def _written(fast: nn.Module, guard: Guard, leaves: Sequence[Any]) -> tuple[str, ...]:
+def _written(fast: nn.Module, guard: Guard, leaves: Sequence[Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Return the argument, a mapping, that a model writes its outputs into and answers with, as a tuple, or none.
 
-    SentenceTransformer's modules hand on one dict of features.
+    And the entries that it may have besides (`features`). SentenceTransformer's modules hand on one dict of features.
     """
     given = guard.inputs.value(leaves)
     answer = by_layers(fast, given)
@@ -268,7 +269,8 @@ def _written(fast: nn.Module, guard: Guard, leaves: Sequence[Any]) -> tuple[str,
     changed = [name for name, value in rest.items() if tree_flatten(value)[1] != tree_flatten(given[name])[1]]
     if other := [name for name in changed if name not in written]:
         raise _RefusedError(f"the forward changes `{other[0]}`, which it is given, and answers with something else")
-    return written
+    found = [saying_nothing(fast, name, guard.inputs.value(leaves)) for name in written]
+    return written, found[0] if found else {}
 
 
 def impossible(fast: nn.Module, given: Mapping[str, Any]) -> str:

@@ -90,6 +90,7 @@ class WholeModel:
     Attributes:
         agreement: How far it may be from the layers.
         written: Name of the argument, a mapping, that the model writes its outputs into and answers with; or none.
+        beside: Entries of that mapping that a call may have too, with these values, of tensors zeros (`features`).
         ragged: The program that runs batches with padding on their real tokens; None where the graph has none.
     """
 
@@ -97,6 +98,7 @@ class WholeModel:
         self.model, self.guard, self.program, self.outputs = model, guard, program, graph.outputs
         self.agreement = Agreement(model, AGREEMENT[torch.float32])
         self.written: tuple[str, ...] = ()
+        self.beside: dict[str, Any] = {}
         self.ragged: RaggedProgram | None = None
         self._said: set[str] = set()
         self._served: dict[Any, list[int]] = {}
@@ -125,7 +127,7 @@ class WholeModel:
             except KernelError as error:
                 return self._refused(error, args, kwargs)
         given = bind(_signature(kind), self.model, args, kwargs)
-        leaves = None if own else self.guard.leaves(given)
+        leaves = None if own else self._leaves(given)
         if leaves is not None and like is not None:
             self._remember(like, values, leaves)
         if torch.is_grad_enabled() and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves or ()):
@@ -137,6 +139,19 @@ class WholeModel:
                 return self._refused(error, args, kwargs)
         self._say(own, given)
         return kind.forward(self.model, *args, **kwargs)
+
+    def _leaves(self, given: Mapping[str, Any]) -> list[Any] | None:
+        """Return the leaves of a call, what says nothing left out; None where the graph does not hold for it."""
+        leaves = self.guard.leaves(given)
+        if leaves is None and self.beside and isinstance(given.get(self.written[0]), Mapping):
+            leaves = self.guard.leaves({**given, self.written[0]: self._without(given[self.written[0]])})
+        return leaves
+
+    def _without(self, features: Mapping[str, Any]) -> dict[str, Any]:
+        beside = self.beside
+        return {
+            key: value for key, value in features.items() if key not in beside or not _says_nothing(value, beside[key])
+        }
 
     def run(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """Return the output leaves for leaves that the graph holds for."""
@@ -210,6 +225,13 @@ class WholeModel:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.__signature__ = own_signature(self.model)
+
+
+def _says_nothing(value: Any, known: Any) -> bool:
+    """Tell whether an entry is one that is known to say nothing."""
+    if isinstance(known, Tensor) and isinstance(value, Tensor):
+        return value.dtype is known.dtype and not value.any()
+    return type(value) is type(known) and not isinstance(value, Tensor) and bool(value == known)
 
 
 def own_signature(model: nn.Module) -> inspect.Signature:
