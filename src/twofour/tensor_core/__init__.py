@@ -3,6 +3,7 @@
 docs/sparse_tensor_core.md describes it; what no running code has confirmed says so in its `evidence`.
 """
 
+from twofour.tensor_core.bits import MMA_B1, BitInstruction, bit_product, execute_b1
 from twofour.tensor_core.element import ELEMENTS, Element
 from twofour.tensor_core.execute import execute
 from twofour.tensor_core.instruction import INSTRUCTIONS, MMA_SP, WGMMA_SP, Instruction, instruction, widest
@@ -16,13 +17,17 @@ __all__ = [
     "CODES",
     "ELEMENTS",
     "INSTRUCTIONS",
+    "MMA_B1",
     "MMA_SP",
     "WGMMA_SP",
+    "BitInstruction",
     "Element",
     "Instruction",
     "Operand",
     "WarpOrder",
+    "bit_product",
     "execute",
+    "execute_b1",
     "from_sm80",
     "from_sm90",
     "instruction",
