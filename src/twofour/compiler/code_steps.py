@@ -35,9 +35,9 @@ AROUND = 32
 FORMULAS = ("gelu", "gelu_tanh", "silu")
 """Activations that kernels have a formula for; ReLU is a clip."""
 
-RELATIVE, LEAST_ERROR, LEAST_MARGIN = 5e-7, 2e-8, 0.49
-"""Relative error of torch's operators that kernels allow for (kFormulaError), what formulas are off by far below zero,
-and how much of a step a formula has to decide."""
+FORMULA_ERROR, LEAST_ERROR, LEAST_MARGIN = 1.5e-6, 2e-8, 0.49
+"""Relative error of a formula (epilogue_math.h says 1e-6) with that of its scaling, what it is off by far below zero,
+and how much of a step it has to decide."""
 
 
 class UnfitError(Exception):
@@ -104,14 +104,14 @@ def coded_answer(
 def _margin(applied: Sequence[Apply], after: Quantization, probes: Tensor) -> float:
     """Return how far from a whole number a formula's answer says a code, 0 where it seldom would.
 
-    Kernels allow for relative errors, of the formula and of the operators; here is what those have on top, twice.
+    Of the operators the error is measured, and counts twice.
     """
-    found, want = probes, probes.double()
+    found, want, most = probes, probes.double(), after.codes[1] * (after.most + 1)
     for apply in applied:
         found, want = apply(found), apply(want)
-    finite = want.isfinite() & found.isfinite()
-    more = (found.double() - want).abs() - RELATIVE * want.abs()
-    margin = 0.5 - 2 * (more[finite].clamp(min=0).max().item() + LEAST_ERROR) / after.codes[1]
+    within = want.isfinite() & found.isfinite() & (want.abs() <= most)
+    error = (found.double() - want).abs()[within].max().item()
+    margin = 0.5 - (2 * error + FORMULA_ERROR * most + LEAST_ERROR) / after.codes[1]
     return margin if margin > LEAST_MARGIN else 0.0
 
 

@@ -112,38 +112,40 @@ struct SteppedCodes {
   }
 };
 
-// Of the answer of a formula, its own (epilogue_math.h) and that of torch's operator; what more the latter has is in `margin`.
-constexpr float kFormulaError = 5e-6f;
-
 // Codes of an activation that there is a formula for: rounded where that surely is the right way, else looked up.
 template <class V, Activation kind>
 struct ActivatedCodes {
   static constexpr int tokens = 4;  // side by side: see by_tokens
+  static constexpr float kRounds = 12582912.0f;  // 1.5 * 2^23: a sum with it is rounded to whole numbers
   const SteppedCodes<V> stepped;
   const Rounder<V> rounder;
-  const typename V::reg margin;
+  const typename V::reg whole, margin;
 
   explicit TWOFOUR_INLINE ActivatedCodes(const Matmul& a)
       : stepped(a), rounder(1.0f / a.quantization.y_scale, a.quantization.y_zero, a.coded->least, a.coded->most),
-        margin(V::all(a.coded->margin)) {}
+        whole(V::all(kRounds + static_cast<float>(a.quantization.y_zero))), margin(V::all(a.coded->margin)) {}
 
   template <int N>
   TWOFOUR_INLINE void make(const typename V::reg (&y)[N], typename V::ints (&codes)[N]) const {
     const auto answers = activated<kind, Beside<V, N>>(Beside<V, N>::each([&](int i) TWOFOUR_INLINED { return y[i]; }));
-    typename V::I unsure{};
     TWOFOUR_UNROLL
     for (int i = 0; i < N; i++) {
       const auto steps = V::min(V::max(answers.v[i] * rounder.factor, rounder.least), rounder.most);
-      const auto whole = V::to_ints(steps);
-      codes[i] = V::add(whole, rounder.zero);
-      const auto off = V::magnitude(steps - V::to_real(whole)) + V::magnitude(steps) * kFormulaError;
-      unsure |= (typename V::I)(off > margin);
+      const auto sum = apart(steps + whole);  // its low byte is the code
+      codes[i] = (typename V::ints)sum;
+      if (unsure(V::magnitude(steps - apart(sum - whole)))) [[unlikely]] codes[i] = look_up(stepped, y[i]);
     }
-    if (SteppedCodes<V>::any(unsure)) [[unlikely]] look_up(y, codes);
   }
-  template <int N>
-  TWOFOUR_NOINLINE void look_up(const typename V::reg (&y)[N], typename V::ints (&codes)[N]) const {
-    stepped.make(y, codes);
+  TWOFOUR_INLINE bool unsure(typename V::reg off) const {
+#if defined(TWOFOUR_SET_avx512)
+    return _mm512_cmp_ps_mask(off, margin, _CMP_GT_OQ) != 0;
+#else
+    return SteppedCodes<V>::any((typename V::I)(off > margin));
+#endif
+  }
+  // Of a vector alone, by value: what has an address is stored before every branch.
+  static TWOFOUR_NOINLINE typename V::ints look_up(const SteppedCodes<V>& stepped, typename V::reg y) {
+    return stepped.one(y);
   }
 };
 
@@ -223,6 +225,8 @@ TWOFOUR_NOINLINE void hand_on_sums(const Matmul& a, const WholeRows& weight, con
     };
     int64_t t = 0;
     for (; t + Make::tokens <= tokens; t += Make::tokens) some(t, std::integral_constant<int, Make::tokens>{});
+    if constexpr (Make::tokens > 2)
+      for (; t + 2 <= tokens; t += 2) some(t, std::integral_constant<int, 2>{});
     for (; t < tokens; t++) some(t, std::integral_constant<int, 1>{});
   }
 }
