@@ -72,6 +72,27 @@ def test_rounded_inputs_give_the_reference_to_the_bit(row: BitsMatmul) -> None:
 
 
 @each_row(ROWS)
+def test_many_tokens_whose_panels_are_taken_apart_once_give_the_same_bits(row: BitsMatmul) -> None:
+    tokens = 131  # more than kManyTokens of groups.h, and a rest of each tile
+    for ((levels, shifted), size), (bits, system, scale) in zip(
+        itertools.product(KINDS, SIZES),
+        itertools.cycle([(8, "unsigned", None), (7, "unsigned", 0.25), (5, "twos", None), (8, "unsigned", 0.25)]),
+        strict=False,
+    ):
+        weight, (out, columns, _) = weight_of(levels, size, shifted), size
+        quantization, x, bias = Quantization(scale, bits=bits, levels=system), real(tokens, columns), torch.randn(out)
+        x[77, 3] = float("nan")
+        with threads(1 + 2 * (bits == 5)):
+            y = row.run(x, row.prepare(weight), bias, Problem(out, quantization=quantization))
+        want = bits_matmul_reference(x, weight, bias, quantization)
+        assert torch.equal(y.nan_to_num(7.0), want.nan_to_num(7.0)) and y[77].isnan().all(), (
+            levels,
+            size,
+            quantization,
+        )
+
+
+@each_row(ROWS)
 def test_inputs_that_stay_real_are_as_near_as_float32(row: BitsMatmul) -> None:
     for (levels, shifted), size in itertools.product(KINDS, SIZES):
         weight, (out, columns, _) = weight_of(levels, size, shifted), size

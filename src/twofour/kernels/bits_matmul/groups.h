@@ -20,21 +20,36 @@ constexpr int kMostOfDigits = (1 << 22) - 1;  // the greatest such q: Lanes::to_
 constexpr uint32_t kDigitsAround = 0x808080;  // what makes digits from -128 on those from 0 on
 constexpr int64_t kGroupsAhead = 8192;  // bytes of weights that are fetched before they are read: best of 1, 2, 4, 8 KB
 
+constexpr int64_t kManyTokens = 128;    // from which on a panel is taken apart once for all of them
+
 constexpr int64_t kGroupNumbers = 6 * kBytesPanel;  // bytes of scales and sums before the codes of a group, fetched as they are
 
+// Whether values less their zero points are bytes with a sign.
+inline bool values_are_bytes(const BitsHead& head, bool shifted) {
+  const int32_t bits = head.rest[0], step = head.rest[1], least = head.rest[2], span = step * ((1 << bits) - 1);
+  return shifted ? span <= 127 : least >= -128 && span + least <= 127;
+}
+
 // Tokens in the workspace: the facts of all, then of each of a pass its rows of bytes (one, or three) and their sums in
-// every group.
+// every group; behind them, of many tokens, the values of a panel for each member of the team.
 template <class D>
 struct GroupPlan {
   bool real;
-  int64_t rows, padded, groups, sums, token_bytes;
+  int64_t rows, padded, groups, sums, token_bytes, team;
   BitsPlan passes;
+  int64_t panel_bytes = 0;  // of values; 0: codes are taken apart for each tile
 
   explicit GroupPlan(const Matmul& a)
       : real(a.quantization.x_factor == 0), rows(real ? kDigits : 1), padded(padded_inputs(a.in_features)),
         groups(a.group > 0 ? a.in_features / a.group : 1), sums(rows * padded),
-        token_bytes(sums + round_up(rows * groups * 4, 64)), passes(a, token_bytes, D::tokens) {}
-  int64_t bytes() const { return passes.bytes(); }
+        token_bytes(sums + round_up(rows * groups * 4, 64)), team(a.threads > 1 ? a.threads : 1), passes(a, token_bytes, D::tokens) {
+    const auto& head = *static_cast<const BitsHead*>(a.weight);
+    if (real || a.quantization.x_factor != 1 || a.tokens < kManyTokens || !values_are_bytes(head, a.zeros)) return;
+    const GroupShape shape(a.in_features, head.bits, a.group, a.zeros);
+    panel_bytes = shape.groups * (shape.blocks * (8 / head.bits) + 1) * kBytesPanel * 4;
+  }
+  int64_t values() const { return round_up(passes.bytes(), 64); }
+  int64_t bytes() const { return values() + team * panel_bytes; }
 };
 
 // A token in three rows of digits.
@@ -67,6 +82,7 @@ void group_token(const Matmul& a, int64_t t, const Plan& plan, const GroupShape&
   auto* sums = reinterpret_cast<int32_t*>(to + plan.sums);
   if (!plan.real) {
     token_codes<V>(a, t, to, plan.padded, facts);
+    if (plan.panel_bytes > 0) return;
     for (int64_t k = 0; k < plan.padded; k++) to[k] ^= kCodesAround;
     return sums_of_groups(to, shape, a.in_features, sums);
   }
@@ -187,6 +203,28 @@ TWOFOUR_INLINE void leave_group(const GroupTile& tile, const typename D::V::reg 
   }
 }
 
+// The same to what the call answers, tokens from `first` on.
+template <class D, int T>
+TWOFOUR_INLINE void leave_totals(const GroupTile& tile, const typename D::V::reg (&totals)[T][D::columns], int64_t output,
+                                 int64_t panel, int64_t first) {
+  using V = typename D::V;
+  if (tile.a.coded == nullptr)
+    with_answers(tile.a, [&](auto as) {
+      leave_group<D, Answers<V>>(tile, totals, output, panel, [&](const auto& answers, typename V::reg sum, int t) TWOFOUR_INLINED {
+        const typename V::reg scaled[] = {sum};
+        answers.template leave<decltype(as)>(scaled, first + t);
+      });
+    });
+  else
+    with_codes<V>(tile.a, [&](auto made) {
+      using Out = CodedAnswers<V, typename decltype(made)::type>;
+      leave_group<D, Out>(tile, totals, output, panel, [&](const auto& answers, typename V::reg sum, int t) TWOFOUR_INLINED {
+        const typename V::reg scaled[] = {sum};
+        answers.leave(scaled, first + t, tile.ranges + t);
+      });
+    });
+}
+
 // T tokens of a panel, `columns` vectors of outputs at a time.
 template <class D, int bits, int R, int T>
 TWOFOUR_NOINLINE void group_tile(const GroupTile& tile, int64_t first, int64_t panel) {
@@ -195,21 +233,7 @@ TWOFOUR_NOINLINE void group_tile(const GroupTile& tile, int64_t first, int64_t p
   for (int64_t output = 0; output < kBytesPanel && panel * kBytesPanel + output < tile.a.out_features; output += together) {
     typename V::reg totals[T][D::columns] = {};
     for (int64_t g = 0; g < tile.shape.groups; g++) add_group<D, bits, R, T>(tile, g, output, totals);
-    if (tile.a.coded == nullptr)
-      with_answers(tile.a, [&](auto as) {
-        leave_group<D, Answers<V>>(tile, totals, output, panel, [&](const auto& answers, typename V::reg sum, int t) TWOFOUR_INLINED {
-          const typename V::reg scaled[] = {sum};
-          answers.template leave<decltype(as)>(scaled, first + t);
-        });
-      });
-    else
-      with_codes<V>(tile.a, [&](auto made) {
-        using Out = CodedAnswers<V, typename decltype(made)::type>;
-        leave_group<D, Out>(tile, totals, output, panel, [&](const auto& answers, typename V::reg sum, int t) TWOFOUR_INLINED {
-          const typename V::reg scaled[] = {sum};
-          answers.leave(scaled, first + t, tile.ranges + t);
-        });
-      });
+    leave_totals<D>(tile, totals, output, panel, first);
   }
 }
 
@@ -237,6 +261,120 @@ void group_panels(GroupTile tile, int64_t first, int64_t count, int64_t begin, i
       tile.ranges = facts.ranges + first + t;
       tiles.run(tile, first + t, p);
       t += tiles.tokens;
+    }
+  }
+}
+
+// The values of a panel as bytes, [group][inputs / 4][64 outputs][4], the sums of each group before them, 32 bits.
+template <class V, int bits>
+TWOFOUR_NOINLINE void panel_values(const GroupTile& tile, char* to) {
+  typedef uint8_t Bytes __attribute__((vector_size(4 * V::width)));
+  constexpr int per = 8 / bits;
+  constexpr uint32_t mask = 0x01010101u * ((1u << bits) - 1);
+  const bool twice = tile.w.head.alpha == 2;
+  const auto beta = static_cast<uint8_t>(tile.w.head.beta);
+  constexpr int64_t block = kBytesPanel * 4;
+  for (int64_t g = 0; g < tile.shape.groups; g++) {
+    const char* group = tile.panel + g * tile.shape.bytes;
+    const char* codes = group + tile.shape.codes;
+    for (int64_t o = 0; o < kBytesPanel; o += V::width) {
+      const auto levels = tile.a.zeros ? (typename V::U)widened<V, uint8_t>(group + tile.shape.zeros + o)
+                                       : (typename V::U)(typename V::I{} + static_cast<int32_t>(beta));
+      const Bytes lowest = (Bytes)(levels * 0x01010101u);
+      const char* sums = group + block + o * tile.shape.sum_bytes;
+      char* at = to + o * 4;
+      V::store_ints(reinterpret_cast<int32_t*>(at), tile.a.group > 0 ? (typename V::ints)widened<V, int16_t>(sums) : V::load_ints(sums));
+      at += block;
+      for (int64_t b = 0; b < tile.shape.blocks; b++) {
+        const auto packed = (typename V::U)V::load_index(codes + b * block + o * 4);
+        TWOFOUR_UNROLL
+        for (int i = 0; i < per; i++, at += block) {
+          Bytes values = (Bytes)(packed >> i * bits & mask);
+          if (twice) values += values;
+          values += lowest;
+          std::memcpy(at, &values, sizeof values);
+        }
+      }
+    }
+    to += (tile.shape.blocks * per + 1) * block;
+  }
+}
+
+// -values * zero, where a sum begins. `narrow`: both fit 16 bits, so that one instruction multiplies and adds them.
+template <class V>
+TWOFOUR_INLINE typename V::ints beginning(typename V::ints values, int32_t zero, bool narrow) {
+#if defined(TWOFOUR_SET_avx512_vnni)
+  if (narrow) {
+    typename V::ints sum{};
+    const auto pair = (typename V::ints)(typename V::I{} + (-zero & 0xffff));  // beside the upper halves, which are signs
+    asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(values), "v"(pair));
+    return sum;
+  }
+#endif
+  return V::minus_product(typename V::ints{}, values, zero);
+}
+
+// T tokens of a panel whose values are bytes, as group_tile.
+template <class D, bool narrow, int T>
+TWOFOUR_NOINLINE void value_tile(const GroupTile& tile, const char* values, int64_t group_bytes, int64_t first, int64_t panel) {
+  using V = typename D::V;
+  constexpr int64_t together = D::columns * V::width;
+  const int64_t blocks = ceil_div(tile.shape.inputs, 4);
+  const bool grouped = tile.a.group > 0;
+  for (int64_t output = 0; output < kBytesPanel && panel * kBytesPanel + output < tile.a.out_features; output += together) {
+    typename V::reg totals[T][D::columns] = {};
+    for (int64_t g = 0; g < tile.shape.groups; g++) {
+      asm volatile("" : : "r"(&totals) : "memory");  // registers are for the sums of the group
+      typename D::Sum sum[T][D::columns];
+      const char* w = values + g * group_bytes + output * 4;
+      const uint8_t* x = tile.x + g * tile.shape.inputs;
+      TWOFOUR_UNROLL
+      for (int c = 0; c < D::columns; c++) {
+        const auto of_values = V::load_ints(w + c * V::width * 4);
+        TWOFOUR_UNROLL
+        for (int t = 0; t < T; t++) sum[t][c] = beginning<V>(of_values, tile.ranges[t].zero, grouped);
+      }
+      w += kBytesPanel * 4;
+      for (int64_t b = 0; b < blocks; b++, w += kBytesPanel * 4, x += 4) {
+        typename D::Sum weights[D::columns];
+        TWOFOUR_UNROLL
+        for (int c = 0; c < D::columns; c++) weights[c] = V::load_index(w + c * V::width * 4);
+        TWOFOUR_UNROLL
+        for (int t = 0; t < T; t++) {
+          const auto four = D::four(reinterpret_cast<const uint32_t*>(x + t * tile.token_bytes));
+          TWOFOUR_UNROLL
+          for (int c = 0; c < D::columns; c++) sum[t][c] = D::template dot<narrow>(sum[t][c], four, weights[c]);
+        }
+      }
+      const char* group = tile.panel + g * tile.shape.bytes;
+      TWOFOUR_UNROLL
+      for (int c = 0; c < D::columns; c++) {
+        const int64_t at = output + c * V::width;
+        const auto scale = grouped ? V::load_unaligned(reinterpret_cast<const float*>(group) + at) : V::all(1.0f);
+        TWOFOUR_UNROLL
+        for (int t = 0; t < T; t++) totals[t][c] = totals[t][c] + apart(V::to_real(sum[t][c]) * scale);
+      }
+    }
+    leave_totals<D>(tile, totals, output, panel, first);
+  }
+}
+
+// Panels [begin, end) for `count` tokens, the values of each made in `memory`.
+template <class D, int bits, bool narrow>
+void value_panels(GroupTile tile, int64_t first, int64_t count, int64_t begin, int64_t end, const uint8_t* x,
+                  const TokenFacts& facts, char* memory) {
+  const int64_t group_bytes = (tile.shape.blocks * (8 / bits) + 1) * kBytesPanel * 4;
+  for (int64_t p = begin; p < end; p++) {
+    tile.panel = tile.w.weights + p * tile.shape.groups * tile.shape.bytes;
+    panel_values<typename D::V, bits>(tile, memory);
+    for (int64_t t = 0; t < count;) {
+      tile.x = x + t * tile.token_bytes;
+      tile.ranges = facts.ranges + first + t;
+      // half as many tokens, whose totals stay in registers, took 1.3 times as long: each reads all values
+      const int64_t left = count - t, some = left >= D::tokens ? D::tokens : left >= 2 ? 2 : 1;
+      (some == D::tokens ? value_tile<D, narrow, D::tokens> : some == 2 ? value_tile<D, narrow, 2> : value_tile<D, narrow, 1>)(
+          tile, memory, group_bytes, first + t, p);
+      t += some;
     }
   }
 }
@@ -269,6 +407,14 @@ void group_product(const Matmul& a) {
         group_token<typename D::V>(a, pass + t, plan, shape, x + t * plan.token_bytes, facts);
       team.barrier();
       with_bits(w.head.bits, [&](auto bits) {
+        if (plan.panel_bytes > 0) {
+          // no code times a value reaches 2^14
+          const bool narrow = a.quantization.x_most * 128 < 1 << 14;
+          char* memory = static_cast<char*>(a.workspace) + plan.values() + team.me * plan.panel_bytes;
+          (narrow ? value_panels<D, bits.value, true> : value_panels<D, bits.value, false>)(tile, pass, count, begin, end, x,
+                                                                                            facts, memory);
+          return;
+        }
         const auto panels = plan.real ? group_panels<D, bits.value, kDigits> : group_panels<D, bits.value, 1>;
         panels(tile, pass, count, begin, end, plan, x, facts);
       });
