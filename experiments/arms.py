@@ -29,19 +29,21 @@ class Arm:
         criterion: Which values stay; "" for the control.
         permuted: Whether channels are permuted first.
         again: Whether the training is repeated.
+        taught: Whether the trained control teaches meanwhile, as `twofour.finetune` has it.
     """
 
     pattern: str
     criterion: str = ""
     permuted: bool = False
     again: bool = False
+    taught: bool = False
 
     @property
     def name(self) -> str:
         """As the page calls it: "2:4 wanda, permuted"."""
         if self.pattern == DENSE:
             return "dense, trained again (the control)"
-        return f"{self.pattern} {self.criterion}{', permuted' if self.permuted else ''}"
+        return f"{self.pattern} {self.criterion}{', permuted' * self.permuted}{', taught' * self.taught}"
 
     @property
     def key(self) -> str:
@@ -93,6 +95,7 @@ AGAIN = (
     Arm("2:4", "sparsegpt", again=True),
     Arm("2:4", "sparsegpt", permuted=True, again=True),
     Arm("2:4", "admm", again=True),
+    Arm("2:4", "admm", again=True, taught=True),
     Arm("4:8", "magnitude", again=True),
     Arm("1:4", "magnitude", again=True),
     Arm("8:2:8", "magnitude", again=True),

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import torch
@@ -226,7 +227,8 @@ def measured(subject: Task, arm: Arm, seed: int) -> Row:
     if arm.again:
         begin = time.perf_counter()
         subject.before_again(model, seed)
-        value = _trained(subject, model, seed, arm.name)
+        teacher = _kept_control(subject, seed) if arm.taught else None
+        value = _trained(subject, model, seed, arm.name, teacher)
         seconds += time.perf_counter() - begin
     return Row(arm.key, seed, dense, one_shot, value, seconds, subject.epochs if arm.again else 0, version())
 
@@ -239,14 +241,30 @@ def dense_model(subject: Task, seed: int) -> nn.Module:
     path = SCRATCH / f"{subject.name}-dense-{subject.epochs}-epochs-seed-{seed}.safetensors"
     if not path.exists():
         _trained(subject, model, seed + 1000, "dense")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            write_tensors(temporary, model.state_dict(), {})
+        _keep(model, path)
     model.load_state_dict(load_file(path))
     return model
 
 
-def _trained(subject: Task, model: nn.Module, seed: int, name: str) -> float:
+def _kept_control(subject: Task, seed: int) -> nn.Module:
+    """Return the control after its training, trained here once per seed and kept in runs/."""
+    model = dense_model(subject, seed)
+    path = SCRATCH / f"{subject.name}-control-{subject.epochs}-epochs-seed-{seed}.safetensors"
+    if not path.exists():
+        subject.before_again(model, seed)
+        _trained(subject, model, seed, "control")
+        _keep(model, path)
+    model.load_state_dict(load_file(path))
+    return model
+
+
+def _keep(model: nn.Module, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        write_tensors(temporary, model.state_dict(), {})
+
+
+def _trained(subject: Task, model: nn.Module, seed: int, name: str, teacher: nn.Module | None = None) -> float:
     training.train(
         model,
         subject.loader(seed),
@@ -257,6 +275,7 @@ def _trained(subject: Task, model: nn.Module, seed: int, name: str) -> float:
         seed=seed,
         clip_norm=1.0,
         name=name.replace(":", "-"),
+        teacher=teacher,
     )
     return _evaluated(subject, model)
 

@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 
 import pytest
@@ -9,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import twofour
 from twofour.errors import TrainingError
 from twofour.training import Hidden, Taught, distilled
+from twofour.training.distillation import comparison
 
 
 def loader() -> DataLoader:
@@ -54,6 +56,116 @@ def test_finetune_takes_a_taught_loader_and_the_student_comes_nearer():
         progress=False,
     )
     assert result.sparse.evaluation < 0.7 * result.sparse.before  # type: ignore[operator]
+
+
+def repeated(model: nn.Module, batches, loss=F.cross_entropy, **options) -> twofour.training.Result:
+    def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, 0.1)
+
+    return twofour.finetune(model, batches, loss=loss, optimizer=optimizer, epochs=2, progress=False, **options)
+
+
+def pair(*shape: int) -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    control = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, shape[0]), nn.Unflatten(-1, shape))
+    return twofour.prune(copy.deepcopy(control), "2:4", criterion="magnitude", eligibility="any"), control
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    return nn.utils.parameters_to_vector(model.parameters())
+
+
+def test_the_control_is_trained_first_and_teaches() -> None:
+    sparse, control = pair(4)
+    batches = [(torch.randn(8, 16), torch.randint(4, (8,))) for _ in range(4)]
+    result = repeated(sparse, batches, control=control)
+    assert result.teacher == "the control" and "taught by the control" in str(result)
+
+    other, trained = pair(4)
+    repeated(other, batches, control=trained, teacher=None)
+    assert torch.equal(weights(control), weights(trained)), "the control learns by the loss alone"
+    assert not torch.equal(weights(sparse), weights(other))
+    by_hand, _ = pair(4)
+    repeated(by_hand, Taught(batches, trained), distilled(F.cross_entropy))
+    assert torch.equal(weights(sparse), weights(by_hand))
+
+
+def test_another_model_teaches_and_one_teacher_is_enough() -> None:
+    (first, control), (second, _), (third, _) = pair(4), pair(4), pair(4)
+    batches = [(torch.randn(8, 16), torch.randint(4, (8,))) for _ in range(2)]
+    found = repeated(first, batches, teacher=copy.deepcopy(control))
+    assert found.teacher == "another model" and found.control is None
+    repeated(second, Taught(batches, copy.deepcopy(control)), distilled(F.cross_entropy))
+    assert torch.equal(weights(first), weights(second))
+    assert repeated(third, Taught(batches, control), distilled(F.cross_entropy), teacher=control).teacher is None
+    assert torch.equal(weights(first), weights(third)), "taught once, not twice"
+    with pytest.raises(TrainingError, match=r"no such teacher\n  got +'dense'"):
+        repeated(first, batches, teacher="dense")
+
+
+@pytest.mark.parametrize(
+    ("answer", "target", "kind"),
+    [
+        (torch.randn(8, 4), torch.zeros(8, dtype=torch.long), "classes"),
+        (torch.randn(8, 5, 4), torch.zeros(8, 5, dtype=torch.long), "classes"),
+        (torch.randn(8, 4, 5), torch.zeros(8, 5, dtype=torch.long), "second"),
+        (torch.randn(8, 4, 6, 6), torch.zeros(8, 6, 6, dtype=torch.long), "second"),
+        (torch.randn(8, 4), torch.zeros(8, 4), "relative"),
+        (torch.randn(8, 1), torch.zeros(8, dtype=torch.long), "relative"),
+        (torch.randn(8), torch.zeros(8), "relative"),
+        (torch.randn(8, 4), None, "relative"),
+        ({"logits": torch.randn(8, 4)}, None, "classes"),
+        ({"logits": torch.randn(8, 4)}, torch.zeros(8, 4), "relative"),
+        ({"logits": torch.randn(8, 1)}, None, "relative"),
+        (torch.tensor(1.0), None, None),
+        ("words", None, None),
+    ],
+)
+def test_targets_tell_how_answers_are_compared(answer, target, kind) -> None:
+    found = comparison(answer, target)
+    if kind is None or found is None:
+        assert found is None and kind is None
+        return
+    scores = answer["logits"] if isinstance(answer, dict) else answer
+    assert found[0] == ("classes" if kind == "second" else kind)
+    assert torch.equal(found[1](answer), scores.movedim(1, -1) if kind == "second" else scores)
+
+
+def test_values_are_compared_whatever_their_size() -> None:
+    output, answer = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    loss = distilled(lambda o, t: o.sum(), weight=1.0, kind="relative")
+    found = loss(output, (None, answer))
+    torch.testing.assert_close(found, (output - answer).square().sum() / answer.square().sum())
+    torch.testing.assert_close(loss(1e-4 * output, (None, 1e-4 * answer)), found)
+
+
+def test_a_model_that_answers_its_loss_trains_without_a_teacher(caplog) -> None:
+    class OwnLoss(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x).square().mean()
+
+    (sparse, control), (other, same) = pair(4), pair(4)
+    batches = [(torch.randn(8, 16), 0) for _ in range(2)]
+    repeated(OwnLoss(sparse), batches, lambda output, _: output, control=OwnLoss(control))
+    assert caplog.text.count("nobody teaches the sparse model: the control answers with nothing") == 1
+    repeated(OwnLoss(other), batches, lambda output, _: output, control=OwnLoss(same), teacher=None)
+    assert torch.equal(weights(sparse), weights(other))
+
+
+def test_the_order_of_a_taught_loader_follows_from_the_seed() -> None:
+    x = torch.randn(64, 16, generator=torch.Generator().manual_seed(1))
+    found = list[torch.Tensor]()
+    for number in (5, 6):
+        model, teacher = pair(4)
+        own = torch.Generator().manual_seed(number)
+        shuffled = DataLoader(TensorDataset(x, x[:, :4].argmax(1)), 8, shuffle=True, generator=own)
+        repeated(model, Taught(shuffled, teacher), distilled(F.cross_entropy), seed=3)
+        found.append(weights(model))
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("wrong", [{"weight": 1.5}, {"temperature": 0.0}, {"kind": "words"}])
@@ -133,7 +245,7 @@ def test_answers_of_one_axis() -> None:
 
 def test_a_teacher_that_is_no_model_is_refused():
     with pytest.raises(TrainingError, match="there is no teacher"):
-        Taught(loader(), "x")
+        Taught(loader(), "x")  # pyright: ignore[reportArgumentType]
 
 
 def layered(width: int = 16) -> nn.Sequential:

@@ -68,7 +68,7 @@ def test_masks_hold_and_the_history_is_whole():
 
 def test_neither_run_disturbs_the_other():
     model, control = pair_of_models()
-    finetune(model, noisy_loader(), **recipe(), evaluate=accuracy, control=control)
+    finetune(model, noisy_loader(), **recipe(), evaluate=accuracy, control=control, teacher=None)
     alone, control_alone = pair_of_models()
     finetune(alone, noisy_loader(), **recipe())
     train(control_alone, noisy_loader(), **recipe())
@@ -125,7 +125,7 @@ def test_both_runs_see_the_same_batches_whatever_the_models_draw(own_generator):
     control[3].p = 0.0  # the control draws no random numbers, the sparse model does
     loader = Recorder(noisy_loader(own_generator))
     finetune(model, loader, **recipe(), control=control)
-    first, second, control_first, control_second = (torch.cat(epoch) for epoch in loader.seen)
+    control_first, control_second, first, second = (torch.cat(epoch) for epoch in loader.seen)
     assert torch.equal(first, control_first) and torch.equal(second, control_second)
     assert not torch.equal(first, second)
 

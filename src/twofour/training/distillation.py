@@ -8,11 +8,12 @@ as Romero et al. 2015, "FitNets" (arXiv 1412.6550), and, for each layer of a tra
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +22,14 @@ from torch.nn import functional as F
 from twofour import calls
 from twofour.errors import TrainingError
 from twofour.training.batches import Loader, call, length, pair, require_loader, to_device
-from twofour.training.plan import Loss, require_called
+from twofour.training.plan import Loss, Plan, require_called
+
+_log = logging.getLogger("twofour.training")
 
 Answer = Callable[[Any], Tensor]
 """Takes the tensor that is compared out of what a model answers."""
+Kind = Literal["classes", "values", "relative"]
+"""How the student's answer is compared with the teacher's."""
 
 
 def answer_of(output: Any) -> Tensor:
@@ -39,7 +44,7 @@ def answer_of(output: Any) -> Tensor:
     """
     if isinstance(output, Tensor):
         return output
-    named = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    named = _logits(output)
     if isinstance(named, Tensor):
         return named
     parts: Any = ()
@@ -58,6 +63,10 @@ def answer_of(output: Any) -> Tensor:
         wanted="a tensor, something with `logits`, or a tuple, dict or dataclass with a tensor in it",
         remedy="say where it is, to Taught and distilled alike: answer=lambda output: output.scores[0]",
     )
+
+
+def _logits(output: Any) -> Any:
+    return output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
 
 
 class Hidden:
@@ -127,8 +136,36 @@ class Hidden:
         for name, state, other in zip(self.layers, found, wanted, strict=True):
             _require_comparable(state, other, "values", name)
             other = other.to(state.device)
-            terms.append((state - other).square().mean() / other.square().mean().clamp_min(1e-12))
+            terms.append(_relative(state, other))
         return torch.stack(terms).mean()
+
+
+def comparison(output: Any, target: Any) -> tuple[Kind, Answer] | None:
+    """Return how answers like this one are compared, told by the targets; None where there is nothing to compare.
+
+    Whole numbers as targets, one for each row of scores, are classes; the scores' axis is the last one, or the second
+    as `F.cross_entropy` has it of images and texts. Scores under the name `logits` are classes unless the targets are
+    floats. Everything else is compared by its values.
+
+    Args:
+        output: What a model answers.
+        target: The target of the same batch.
+    """
+    try:
+        found = answer_of(output)
+    except TrainingError:
+        return None
+    if found.ndim == 0 or not found.is_floating_point():
+        return None
+    floats = isinstance(target, Tensor) and target.is_floating_point()
+    if isinstance(target, Tensor) and not floats and found.ndim >= 2:
+        if found.shape[:-1] == target.shape and found.shape[-1] > 1:
+            return "classes", answer_of
+        if (found.shape[0], *found.shape[2:]) == tuple(target.shape) and found.shape[1] > 1:
+            return "classes", lambda output: answer_of(output).movedim(1, -1)
+    if found is _logits(output) and found.ndim >= 2 and found.shape[-1] > 1 and not floats:
+        return "classes", answer_of
+    return "relative", answer_of
 
 
 def _modules(model: nn.Module, layers: Sequence[str]) -> list[tuple[str, nn.Module]]:
@@ -187,15 +224,62 @@ class Taught:
         return found
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        device = next((parameter.device for parameter in self.teacher.parameters()), torch.device("cpu"))
+        device = _device_of(self.teacher)
         for batch in self.loader:
             inputs, target = pair(batch)
             seen = dict[str, Tensor]()
             observed = calls.observing(self._layers, after=_keeping(seen))
             with calls.evaluating(self.teacher), torch.no_grad(), observed:
-                answer = self.answer(call(self.teacher, to_device(inputs, device)))
+                answer = self._answered(call(self.teacher, to_device(inputs, device)), target)
             states = tuple(seen[name] for name, _ in self._layers if name in seen)
             yield inputs, (target, answer, states) if self._layers else (target, answer)
+
+    def _answered(self, output: Any, target: Any) -> Tensor | None:
+        return self.answer(output)
+
+
+class Lesson(Taught):
+    """A taught loader with its loss, for a loss that knows nothing of a teacher: the targets say what is compared.
+
+    Args:
+        plan: Of the student, whose loader and loss are taken.
+        teacher: Answers each batch in evaluation mode, as it is by then.
+        who: The teacher, in words, for the log.
+    """
+
+    def __init__(self, plan: Plan, teacher: nn.Module, who: str) -> None:
+        super().__init__(plan.loader, teacher)
+        self._plain, self._who = plan.loss, who
+        self._loss: Loss | None = None
+        self._found: tuple[Kind, Answer] | None = None
+        self._begun = False
+
+    def _answered(self, output: Any, target: Any) -> Tensor | None:
+        if not self._begun:
+            self._begin(comparison(output, target))
+        return None if self._found is None else self._found[1](output)
+
+    def _begin(self, found: tuple[Kind, Answer] | None) -> None:
+        self._begun, self._found = True, found
+        if found is None:
+            _log.warning(
+                "nobody teaches the sparse model: %s answers with nothing that could be compared; say what is meant by "
+                "training.Taught(loader, teacher, answer=) and training.distilled(loss, answer=), or teacher=None",
+                self._who,
+            )
+            return
+        kind, answer = found
+        _log.info("%s teaches the sparse model: half of its loss is the distance of their answers, %s", self._who, kind)
+        self._loss = distilled(self._plain, kind=kind, answer=answer)
+
+    def loss(self, output: Any, target: Any) -> Tensor:
+        """Return the loss of a batch of this loader: the plain one where answers cannot be compared."""
+        return self._plain(output, target[0]) if self._loss is None else self._loss(output, target)
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    """Return where a model's inputs go."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def distilled(
@@ -203,7 +287,7 @@ def distilled(
     *,
     weight: float = 0.5,
     temperature: float = 2.0,
-    kind: Literal["classes", "values"] = "classes",
+    kind: Kind = "classes",
     answer: Answer = answer_of,
     hidden: Hidden | None = None,
 ) -> Loss:
@@ -214,7 +298,8 @@ def distilled(
         weight: Share of the teacher, 0 to 1.
         temperature: Softens both answers, > 0; for "classes".
         kind: "classes": scores (..., classes), compared by KL divergence of their softmax; "values": tensors of any
-            shape such as embeddings or the numbers of a regression, compared by mean squared error.
+            shape such as embeddings or the numbers of a regression, compared by mean squared error; "relative": the
+            same over the mean square of the teacher's, so that it does not depend on their size.
         answer: Takes the tensor to compare out of the student's output; default: `answer_of`, the output itself, its
             `logits` or the first tensor in it.
         hidden: The student's layers, whose distance to the teacher's (`Taught(layers=)`) is added.
@@ -230,11 +315,11 @@ def distilled(
     require_called("loss", loss)
     require_called("answer", answer)
     numbers = isinstance(weight, int | float) and isinstance(temperature, int | float)
-    if not numbers or not 0 <= weight <= 1 or not temperature > 0 or kind not in ("classes", "values"):
+    if not numbers or not 0 <= weight <= 1 or not temperature > 0 or kind not in get_args(Kind):
         raise TrainingError(
             "the distillation is impossible",
             got=f"weight={weight}, temperature={temperature}, kind={kind!r}",
-            wanted='0 <= weight <= 1, temperature > 0, kind "classes" or "values"',
+            wanted='0 <= weight <= 1, temperature > 0, kind "classes", "values" or "relative"',
             remedy="leave them out: half of the loss is the teacher's, at temperature 2",
         )
 
@@ -245,6 +330,8 @@ def distilled(
         _require_comparable(found, wanted, kind)
         if kind == "values":
             taught = F.mse_loss(found, wanted)
+        elif kind == "relative":
+            taught = _relative(found, wanted)
         else:
             student = F.log_softmax(found / temperature, -1).flatten(0, -2)
             teacher = F.log_softmax(wanted / temperature, -1).flatten(0, -2)
@@ -253,6 +340,10 @@ def distilled(
         return both if hidden is None else both + hidden.weight * hidden.distance(states[0] if states else ())
 
     return combined
+
+
+def _relative(found: Tensor, wanted: Tensor) -> Tensor:
+    return (found - wanted).square().mean() / wanted.square().mean().clamp_min(1e-12)
 
 
 def _require_comparable(found: Tensor, wanted: Tensor, kind: str, layer: str | None = None) -> None:

@@ -25,6 +25,7 @@ from twofour.recipe import Recipe
 from twofour.training import checkpoint as checkpoints
 from twofour.training import loop
 from twofour.training.batches import Loader
+from twofour.training.distillation import Lesson, Taught
 from twofour.training.plan import Evaluate, Loss, OptimizerFactory, Plan, ScheduleFactory, SchemeFactory
 from twofour.training.result import Result, Run
 from twofour.training.schemes import gradual
@@ -47,13 +48,18 @@ def finetune(
     clip_norm: float | None = None,
     progress: bool = True,
     scheme: gradual.Patterns | SchemeFactory | None = None,
+    teacher: nn.Module | Literal["control"] | None = "control",
 ) -> Result:
-    """Train a pruned model again as it was trained before, and the dense model beside it as a control.
+    """Train a pruned model again as it was trained before, and the dense model before it as a control, which teaches.
+
+    The control is trained first, by the loss alone. Then it teaches the sparse model: half of that one's loss is the
+    distance to the control's answers (Hinton et al. 2015; `distilled`), which costs a forward pass of the control in
+    each step. `teacher=None` is the paper's workflow to the letter.
 
     With `scheme` the model comes dense and becomes sparse meanwhile: `finetune(..., scheme="block:16x16@0.9")` prunes
     it more and more over the first half of the steps (`training.gradual`), the other half repairs.
 
-    Both models are trained in place, one after the other, on the same batches in the same order. The order of
+    Both models are trained in place, on the same batches in the same order. The order of
     an epoch follows from (seed, epoch) alone; torch generators held by the loader are seeded for it and put
     back at the end, like the global random state. A random generator hidden elsewhere in the loader is not
     reached. Every epoch begins with `model.train()`.
@@ -72,7 +78,7 @@ def finetune(
         epochs: As many as the original training had.
         evaluate: `evaluate(model)` -> a number or a dict of numbers; called in evaluation mode without
             gradients, before the first step and after every epoch.
-        control: The dense model, copied before pruning; it gets the same extra training.
+        control: The dense model, copied before pruning; it gets the same extra training, before the sparse one.
         checkpoint: Folder for `sparse.pt` and `control.pt`, written at the end of every epoch.
         checkpoint_every: Write them also every so many steps within an epoch.
         seed: Fixes the data order and the random numbers the model draws.
@@ -83,6 +89,10 @@ def finetune(
             `Recipe` as `twofour.prune` takes them, or a function of the model and the
             number of steps that attaches a scheme of `twofour.training`, such as `gradual.during("1:4")` and
             `block_thresholds.during((4, 4))` return. Its penalty is added to the loss, but not to what is reported.
+        teacher: Who teaches the sparse model: the "control", where there is one; another model that is trained for the
+            task already; nobody (None). The first batch says how answers are compared: as classes where the targets
+            are whole numbers, else by their values, relative to the teacher's; where they cannot be, a warning says
+            so. Where the loader brings a teacher already (`Taught`), nobody else teaches.
 
     Returns:
         The histories of both runs and the difference of their final evaluations.
@@ -102,17 +112,20 @@ def finetune(
     plan = dataclasses.replace(repeated, scheme=factory)
     plan.check()
     require_module(model, TrainingError)
+    require_teacher(teacher)
     if factory is None:
         check_masked(model)
     if control is not None:
         check_control(control, model)
     folder = named(checkpoint, TrainingError, "`checkpoint`") if checkpoint is not None else None
     with checkpoints.alone(folder), Progress(progress, stays=True) as display:
-        sparse_run = loop.run(model, plan, "sparse", folder and folder / "sparse.pt", display)
+        teaches = control if teacher == "control" else teacher
+        plan = _taught(plan, teaches, "the control" if teaches is control else "another model")
         control_run = None
         if control is not None:
             control_run = loop.run(control, repeated, "control", folder and folder / "control.pt", display)
-    return Result(sparse_run, control_run, seed)
+        sparse_run = loop.run(model, plan, "sparse", folder and folder / "sparse.pt", display)
+    return Result(sparse_run, control_run, seed, plan.taught)
 
 
 def train(
@@ -131,17 +144,42 @@ def train(
     clip_norm: float | None = None,
     progress: bool = True,
     name: str = "dense",
+    teacher: nn.Module | None = None,
 ) -> Run:
     """The original training that `finetune` repeats: the same loop and arguments, one model, masks or none.
 
-    With `checkpoint`, the state is kept in the folder under `<name>.pt`. Raises as `finetune` does.
+    With `checkpoint`, the state is kept in the folder under `<name>.pt`; a `teacher` teaches as in `finetune`. Raises
+    as `finetune` does.
     """
     plan = Plan(loader, loss, optimizer, schedule, epochs, evaluate, seed, schedule_every, clip_norm, checkpoint_every)
     plan.check()
     require_module(model, TrainingError)
+    require_teacher(teacher, control=False)
+    plan = _taught(plan, teacher, "another model")
     folder = named(checkpoint, TrainingError, "`checkpoint`") if checkpoint is not None else None
     with checkpoints.alone(folder), Progress(progress, stays=True) as display:
         return loop.run(model, plan, name, folder and folder / f"{name}.pt", display)
+
+
+def require_teacher(teacher: object, *, control: bool = True) -> None:
+    """Refuse a teacher that is no model, nor nobody, nor the control where there may be one."""
+    if teacher is None or isinstance(teacher, nn.Module) or (control and teacher == "control"):
+        return
+    named = '"control", ' if control else ""
+    raise TrainingError(
+        "there is no such teacher",
+        got=repr(teacher) if isinstance(teacher, str) else type(teacher).__name__,
+        wanted=f"{named}a torch.nn.Module that is trained for the task, or None",
+        remedy="leave it out: the control teaches, where there is one" if control else "leave it out",
+    )
+
+
+def _taught(plan: Plan, teacher: nn.Module | None, who: str) -> Plan:
+    """Return the plan with a teacher, where there is one and the loader brings none."""
+    if teacher is None or isinstance(plan.loader, Taught):
+        return plan
+    lesson = Lesson(plan, teacher, who)
+    return dataclasses.replace(plan, loader=lesson, loss=lesson.loss, taught=who)
 
 
 def check_masked(model: nn.Module) -> None:

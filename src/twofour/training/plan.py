@@ -27,7 +27,7 @@ SchemeFactory = Callable[[nn.Module, int], Scheme]
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The arguments of `finetune` that the sparse run and its control share."""
+    """The arguments of `finetune` that the sparse run and its control share, and who teaches the sparse run."""
 
     loader: Loader
     loss: Loss
@@ -40,6 +40,7 @@ class Plan:
     clip_norm: float | None = None
     checkpoint_every: int | None = None
     scheme: SchemeFactory | None = None
+    taught: str | None = None
 
     def check(self) -> None:
         """Refuse, with a TrainingError, what could only fail later or mean something else than written."""
@@ -144,7 +145,9 @@ class Plan:
     def fingerprint(self, optimizer: Optimizer, schedule: LRScheduler | None) -> dict[str, Any]:
         """What must be the same for an interrupted run to go on: called before the first step."""
         settings = [{k: str(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        teacher = {} if self.taught is None else {"teacher": self.taught}
         return {
+            **teacher,
             "seed": self.seed,
             "epochs": self.epochs,
             "batches per epoch": length(self.loader),

@@ -92,23 +92,26 @@ def undisturbed(loader: object = None) -> Iterator[None]:
 
 
 def generators(loader: object) -> list[torch.Generator]:
-    """The torch generators that a DataLoader and its samplers hold, each once."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    owners = (
-        loader,
-        getattr(loader, "sampler", None),
-        batch_sampler,
-        getattr(batch_sampler, "sampler", None),
-    )
-    found = [getattr(owner, "generator", None) for owner in owners]
+    """The torch generators that a DataLoader and its samplers hold, each once; of one that wraps another, both."""
+    found = [getattr(owner, "generator", None) for owner in _owners(loader)]
     return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+
+
+def _owners(loader: object) -> list[object]:
+    """Return a loader, its samplers, and those of the `loader` that it wraps, as `Taught` does, in a stable order."""
+    found = list[object]()
+    while loader is not None and not any(loader is other for other in found):
+        batch_sampler = getattr(loader, "batch_sampler", None)
+        found += [loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
+        loader = getattr(loader, "loader", None)
+    return found
 
 
 def seed_loader(loader: object, seed: int, epoch: int) -> None:
     """Give the loader's own generators and samplers (`set_epoch` of distributed ones) this epoch's order."""
     for number, generator in enumerate(generators(loader)):
         generator.manual_seed(derive(seed, epoch, f"loader {number}"))
-    for owner in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
+    for owner in _owners(loader):
         set_epoch = getattr(owner, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(epoch)

@@ -15,7 +15,7 @@ class Epoch:
 
     Attributes:
         epoch: Number of the epoch, from 1.
-        loss: Mean of the loss over the epoch's steps.
+        loss: Mean of the loss over the epoch's steps; where a model is taught, the teacher's half included.
         lr: Learning rate of the optimiser's first group at the epoch's last step.
         evaluation: What `evaluate` answered after the epoch, None without one.
     """
@@ -66,11 +66,13 @@ class Result:
         sparse: The run of the masked model.
         control: The run of the dense model, None when none was handed over.
         seed: The seed both runs had.
+        teacher: Who taught the sparse run; None: nobody.
     """
 
     sparse: Run
     control: Run | None
     seed: int
+    teacher: str | None = None
 
     @property
     def difference(self) -> Evaluation | None:
@@ -91,6 +93,7 @@ class Result:
             "control": self.control.to_dict() if self.control else None,
             "difference": self.difference,
             "seed": self.seed,
+            "teacher": self.teacher,
             "seconds": self.seconds,
         }
 
@@ -104,6 +107,8 @@ class Result:
             lines.append("no control: pass control=dense_model, or the figure flatters sparsity")
         elif self.difference is not None:
             lines.append(f"sparse minus control: {_text(self.difference, sign='+')} (one run each, seed {self.seed})")
+        if self.teacher is not None:
+            lines.append(f"taught by {self.teacher}: half of the sparse run's loss")
         return "\n".join(lines)
 
 
