@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -77,25 +77,31 @@ class Solved:
 
     choices: list[Choice] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
-    _before: list[tuple[PrunableWeight, Tensor]] = field(default_factory=list)
+    _before: dict[nn.Parameter, Tensor] = field(default_factory=dict)
+
+    @property
+    def before(self) -> Mapping[nn.Parameter, Tensor]:
+        """What each parameter that has new values held before."""
+        return self._before
 
     @torch.no_grad()
     def undo(self) -> None:
-        """Give every weight the values it had before."""
-        for weight, values in self._before:
-            weight.parameter.copy_(values)
+        """Give every parameter the values it had before."""
+        for parameter, values in self._before.items():
+            parameter.copy_(values)
         self._before.clear()
 
     @torch.no_grad()
-    def values(self) -> list[tuple[PrunableWeight, Tensor]]:
-        """Return copies of the new values that the weights hold now, for `write` to bring them back after an `undo`."""
-        return [(weight, weight.parameter.detach().clone()) for weight, _ in self._before]
+    def values(self) -> list[tuple[nn.Parameter, Tensor]]:
+        """Return copies of the new values that parameters hold now, for `write` to bring them back after an `undo`."""
+        return [(parameter, parameter.detach().clone()) for parameter in self._before]
 
     @torch.no_grad()
-    def write(self, weight: PrunableWeight, values: Tensor) -> None:
-        """Give a weight new values of its own shape, and remember the old ones."""
-        self._before.append((weight, weight.parameter.detach().clone()))
-        weight.parameter.copy_(values)
+    def write(self, parameter: nn.Parameter, values: Tensor) -> None:
+        """Give a parameter new values of its own shape, and remember those that it had at first."""
+        if parameter not in self._before:
+            self._before[parameter] = parameter.detach().clone()
+        parameter.copy_(values)
 
 
 def solve(
@@ -278,7 +284,7 @@ class _Run:
         pattern = self.patterns[weight.name]
         outcome = Outcome(weight.name, pattern.name, self.criterion.name, error, rows, solution.note)
         keep = calibration.from_matrix(weight, solution.keep)
-        self.solved.write(weight, calibration.from_matrix(weight, new))
+        self.solved.write(weight.parameter, calibration.from_matrix(weight, new))
         self.solved.choices.append(Choice(weight, pattern, keep, outcome))
 
 
