@@ -44,7 +44,8 @@ constexpr BitsLayout kBitsLayouts[] = {
     // [plane][inputs / 6][4 vectors][32][2] bytes of 6 bits; the two are outputs 32 apart
     {"bits_tables", kTablesPanel, [](int64_t bits) { return 1 <= bits && bits <= 8; },
      [](int64_t in, int64_t bits) { return ceil_div(in, kTablesInputs) * bits * kTablesPanel; }},
-    // the same, a panel of one vector: convolutions have few outputs
+    // [vector][inputs / 6][64] bytes of 6 bits: for every two planes vectors of [32 outputs][2 planes], the lower half of the
+    // outputs first, and of a last plane alone one of [32][2], outputs 32 apart. Convolutions have few outputs: one panel has 64
     {"bits_lookups", kLookupsPanel, [](int64_t bits) { return 1 <= bits && bits <= 8; },
      [](int64_t in, int64_t bits) { return ceil_div(in, kTablesInputs) * bits * kLookupsPanel; }},
     // the same of 4 bits, [plane][inputs / 4][2 vectors][32][2]
@@ -61,6 +62,13 @@ constexpr BitsLayout kBitsLayouts[] = {
     {"bits_groups", kBytesPanel, [](int64_t bits) { return bits == 1 || bits == 2 || bits == 4 || bits == 8; },
      [](int64_t in, int64_t bits) { return ceil_div(in, 32 / bits) * 256; }, true},
 };
+
+// What the last plane of a weight counts that is looked up. Of signed codes it is the least level, so that value = stored;
+// elsewhere a power of two.
+inline int32_t top_plane(const BitsHead& head) {
+  const int32_t own = head.rest[2];
+  return own != head.beta ? own : 1 << (head.bits - 1);
+}
 
 constexpr int64_t kLargestDigit = 128;       // of the three bytes of a real input that groups.h multiplies
 constexpr int64_t kMostInGroup = 1 << 16;    // inputs whose sums of 255 times 128 an int32 holds

@@ -13,6 +13,7 @@ from twofour import native
 from twofour.errors import KernelError
 from twofour.files import bytes_of
 from twofour.kernels.bits_matmul.codes import TWO_OF_FOUR, BitWeight, Levels
+from twofour.kernels.bits_matmul.lookup_layouts import Lookups, Tables, padded_codes
 from twofour.native import pages
 from twofour.packing import HEADER_BYTES, has_zeros, layout_head, layout_header
 from twofour.patterns import parse
@@ -60,7 +61,7 @@ class Bytes:
         """See `Layout.to_bytes`."""
         _, alpha, beta = self.stored(levels)
         values = (codes.short() * levels.alpha + levels.beta - beta) // alpha
-        padded = _padded(values.to(torch.int8).view(torch.uint8), 4)
+        padded = padded_codes(values.to(torch.int8).view(torch.uint8), 4)
         return padded.view(-1, panel_of("bits_bytes"), padded.shape[1] // 4, 4).transpose(1, 2).flatten()
 
     def to_codes(self, data: Tensor, out: int, columns: int, levels: Levels) -> Tensor:
@@ -82,7 +83,7 @@ class PackedCodes:
         """See `Layout.to_bytes`."""
         bits = self.stored(levels)[0]
         per = 8 // bits
-        padded = _padded(codes, 4 * per)
+        padded = padded_codes(codes, 4 * per)
         fours = padded.view(-1, panel_of("bits_packed"), padded.shape[1] // (4 * per), per, 4)
         packed = sum(fours[..., i, :] << (i * bits) for i in range(per))
         assert isinstance(packed, Tensor)
@@ -106,7 +107,7 @@ class Planes:
 
     def to_bytes(self, codes: Tensor, levels: Levels) -> Tensor:
         """See `Layout.to_bytes`."""
-        padded = _padded(codes, 64).numpy()
+        padded = padded_codes(codes, 64).numpy()
         planes = [np.packbits(padded >> p & 1, axis=1, bitorder="little").view(np.uint64) for p in range(levels.bits)]
         outputs = np.stack(planes, 1).reshape(-1, panel_of("bits_planes"), levels.bits, padded.shape[1] // 64)
         words = outputs.transpose(0, 2, 3, 1)
@@ -119,32 +120,6 @@ class Planes:
         ones = np.unpackbits(planes, axis=2, bitorder="little")[:, :, :columns]
         codes = (ones << np.arange(levels.bits, dtype=np.uint8)[:, None]).sum(1, dtype=np.uint8)
         return torch.as_tensor(codes, dtype=torch.uint8, device="cpu")
-
-
-class Tables:
-    """Some bits of a plane in a byte, [panel][plane][inputs / some][vectors][32][2 halves of a vector's outputs]."""
-
-    def __init__(self, inputs: int, vectors: int) -> None:
-        self.inputs, self.vectors = inputs, vectors
-
-    def stored(self, levels: Levels) -> tuple[int, int, int]:
-        """See `Layout.stored`: the codes themselves."""
-        return levels.bits, levels.alpha, levels.beta
-
-    def to_bytes(self, codes: Tensor, levels: Levels) -> Tensor:
-        """See `Layout.to_bytes`."""
-        some = _padded(codes, self.inputs).view(len(codes), -1, self.inputs)
-        planes = [sum((some[..., i] >> p & 1) << i for i in range(self.inputs)) for p in range(levels.bits)]
-        outputs = torch.stack([plane for plane in planes if isinstance(plane, Tensor)], 1)
-        return outputs.view(-1, self.vectors, 2, 32, *outputs.shape[1:]).permute(0, 4, 5, 1, 3, 2).flatten()
-
-    def to_codes(self, data: Tensor, out: int, columns: int, levels: Levels) -> Tensor:
-        """See `Layout.to_codes`."""
-        order = data.view(-1, levels.bits, -(-columns // self.inputs), self.vectors, 32, 2)
-        planes = order.permute(0, 3, 5, 4, 1, 2).reshape(out, levels.bits, -1)
-        ones = torch.stack([planes >> i & 1 for i in range(self.inputs)], -1).flatten(2)[:, :, :columns]
-        shifts = torch.arange(levels.bits, dtype=torch.uint8, device="cpu")[:, None]
-        return (ones << shifts).sum(1, dtype=torch.uint8)
 
 
 KEPT_INPUTS = 32
@@ -226,7 +201,7 @@ def _kept(codes: Tensor, levels: Levels) -> tuple[Tensor, Tensor]:
 
     Inputs are filled up to whole units, with values of zero.
     """
-    values = _padded((codes.short() + levels.beta).to(torch.int8), KEPT_INPUTS)
+    values = padded_codes((codes.short() + levels.beta).to(torch.int8), KEPT_INPUTS)
     keep = parse(TWO_OF_FOUR).project(values.float(), absolute=True)
     places = keep.view(-1, 4).nonzero()[:, 1].to(torch.uint8).view(len(values), -1)
     return values[keep].view(len(values), -1).view(torch.uint8), places
@@ -259,7 +234,7 @@ LAYOUTS: dict[str, Layout] = {
     "bits_packed": PackedCodes(),
     "bits_planes": Planes(),
     "bits_tables": Tables(6, 4),
-    "bits_lookups": Tables(6, 1),
+    "bits_lookups": Lookups(),
     "bits_fours": Tables(4, 2),
     GROUPS: PackedCodes(),
     "bits_2x4_bytes": KeptBytes(),
@@ -388,7 +363,3 @@ def _of_groups(data: Tensor, levels: Levels, shape: tuple[int, int], runs: tuple
     return BitWeight(
         codes[:out].contiguous(), levels, of_rows(parts[..., : 4 * panel].contiguous().view(torch.float32)), zeros
     )
-
-
-def _padded(codes: Tensor, multiple: int) -> Tensor:
-    return torch.nn.functional.pad(codes, (0, -codes.shape[1] % multiple)).contiguous()

@@ -3,6 +3,7 @@
 
 #include "../packed_codes.h"
 #include "bits_conv.h"
+#include "lookup_order.h"
 #include "kernels/conv_images.h"
 #include "native/binding.h"
 #include "native/scratch.h"
@@ -63,7 +64,15 @@ Requantised requantised(const Border& border, const Operand& numbers, const std:
 void bind_bits_conv(nb::module_& m) {
   bind_table(m, kBitsConvKernels);
   m.attr("bits_codes_head") = kCodesHead;
-  m.attr("bits_lookups") = nb::make_tuple(kTablesInputs, kLookupsCode, kLookupsSum);
+  m.attr("bits_lookups") = nb::make_tuple(kTablesInputs, kLookupsCode);
+  // Of a weight that is looked up: the group of inputs, in the order of taps and channels, that stands at each place.
+  m.def("bits_lookup_order", [](int64_t rows, int64_t columns, int64_t step) {
+    if (rows < 1 || columns < 1 || step < 1 || rows > kMost || columns > kMost || step > kMost)
+      throw std::invalid_argument("no such window");
+    nb::list order;
+    lookup_order(rows, columns, step, [&](int64_t y, int64_t x, int64_t q) { order.append((y * columns + x) * step + q); });
+    return order;
+  });
   // x: float32 (images, channels, height, width), channels densest, or codes as this row reads them, uint8 (images, bytes);
   // y the same for `to`. Returns false, without touching y, when `weight` was made for another layout or shape. `high`,
   // `wide`: taps, stride, padding, dilation; `image`, `size`: height and width of x and of the convolution's own answer.
@@ -121,8 +130,7 @@ void bind_bits_conv(nb::module_& m) {
     border.require(reach(args.height) * reach(args.width) * double(form.bytes()) < double(int64_t{1} << 31), x, "input",
                    "images whose codes with their zeros take less than 2 GB");
     if (kernel.unit == kTablesInputs) {
-      border.require(most <= kLookupsCode && taps * tap * most <= kLookupsSum, x, "input",
-                     "so few inputs and bits that 16 bits hold the sum of their codes");
+      border.require(most <= kLookupsCode, x, "input", "codes of at most " + std::to_string(kLookupsCode));
       border.require(reach(args.width) * double(args.height.taps) * double(args.height.dilation) * double(tap / kernel.unit) * 64 <
                          kLookupsBytes, x, "input", "rows whose tables take less than 2 GB");
     }

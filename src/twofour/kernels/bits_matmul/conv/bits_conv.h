@@ -34,8 +34,8 @@ struct Requantised {
   int64_t pool;  // 1, or 2: the greatest of 2 x 2 pixels; a last odd row or column is left out
 };
 
-// What tables of bytes and sums of 16 bits hold, and bytes of the tables of one row of windows.
-constexpr int64_t kLookupsCode = 15, kLookupsSum = 65535;
+// The greatest code whose sums tables of bytes hold, and bytes of the tables of one row of windows.
+constexpr int64_t kLookupsCode = 15;
 constexpr double kLookupsBytes = double(int64_t{1} << 31);
 
 // What becomes of a real answer v, after its bias: relu(v scale + shift + other), the product and the first sum rounded once

@@ -299,6 +299,14 @@ TWOFOUR_INLINE Windows<N> windows_of(const N* image, int64_t size, const int32_t
   return found;
 }
 
+// Where the inputs of a window stand behind its first one, in numbers of which `size` are a pixel, plan.step of them read.
+inline void window_places(const BitsConv& a, const ConvPlan& plan, int64_t size, int32_t* to) {
+  for (int64_t y = 0; y < a.height.taps; y++)
+    for (int64_t x = 0; x < a.width.taps; x++)
+      for (int64_t q = 0; q < plan.step; q++)
+        *to++ = static_cast<int32_t>((y * a.height.dilation * plan.wide + x * a.width.dilation) * size + q);
+}
+
 template <class P>
 struct PlaneTiles {
   using V = typename P::V;
@@ -316,6 +324,7 @@ struct PlaneTiles {
               ceil_div(a.in_channels, 64)} {}
   static int64_t step(const PixelCodes& in) { return in.words(); }
   static int64_t size(const ConvPlan& plan) { return plan.pixel / 8; }
+  static void places(const BitsConv& a, const ConvPlan& plan, int32_t* to) { window_places(a, plan, size(plan), to); }
   static int64_t rows(const BitsConv& a, int64_t) { return ceil_div(kChunkPixels, a.width.output); }
   static int64_t scratch(const BitsConv&, const ConvPlan&) { return 0; }
   static int64_t take(int64_t left) { return left >= tokens ? tokens : 1; }
@@ -342,6 +351,7 @@ struct ByteTiles {
         blocks(a.height.taps * a.width.taps * ceil_div(a.in_channels, 4)), narrow(a.quantization.x_most <= 127) {}
   static int64_t step(const PixelCodes& in) { return in.bytes() / 4; }
   static int64_t size(const ConvPlan& plan) { return plan.pixel / 4; }
+  static void places(const BitsConv& a, const ConvPlan& plan, int32_t* to) { window_places(a, plan, size(plan), to); }
   static int64_t rows(const BitsConv& a, int64_t) { return ceil_div(kChunkPixels, a.width.output); }
   static int64_t scratch(const BitsConv&, const ConvPlan&) { return 0; }
   static int64_t take(int64_t left) { return ByteTile<D, 8, true, Inputs>::of(left).tokens; }
@@ -372,14 +382,6 @@ void conv_chunk(const BitsConv& a, const ConvPlan& plan, const BitsWeight& w, co
   if (chunk.codes != nullptr) finish.emit();
 }
 
-// Where the inputs of a window stand behind its first one, in numbers of which `size` are a pixel, plan.step of them read.
-inline void window_places(const BitsConv& a, const ConvPlan& plan, int64_t size, int32_t* to) {
-  for (int64_t y = 0; y < a.height.taps; y++)
-    for (int64_t x = 0; x < a.width.taps; x++)
-      for (int64_t q = 0; q < plan.step; q++)
-        *to++ = static_cast<int32_t>((y * a.height.dilation * plan.wide + x * a.width.dilation) * size + q);
-}
-
 template <class K>
 void conv_images(const BitsConv& a) {
   using V = typename K::V;
@@ -388,7 +390,7 @@ void conv_images(const BitsConv& a) {
   const BitsWeight w(*twofour::bits_layout(K::layout), a.weight, a.out_channels, plan.taps * plan.step * K::inputs);
   char* memory = static_cast<char*>(a.workspace);
   auto* facts = reinterpret_cast<ImageFacts*>(memory);
-  window_places(a, plan, K::size(plan), reinterpret_cast<int32_t*>(memory + plan.places));
+  K::places(a, plan, reinterpret_cast<int32_t*>(memory + plan.places));
   if (plan.bordered) {
     auto* of = reinterpret_cast<int32_t*>(memory + plan.class_of);
     count_classes(a.height, of);

@@ -1,4 +1,4 @@
-// Convolutions by tables: the 64 sums of 6 codes of a pixel that 6 bits of a weight can pick are looked up, for 64 outputs by
+// Convolutions by tables: the 64 sums of 6 codes of a pixel that 6 bits of a weight can pick are looked up, for 64 bytes by
 // one vpermb. A pixel's tables serve every window that reads it, every output and every plane of the weight. Sums of lookups
 // stay bytes as long as they fit, then 16 bits. Codes of an answer are compared in 16 bits too where all sums fit them.
 // Included by AVX-512 sources with VBMI; internal linkage.
@@ -9,6 +9,8 @@
 
 #include "../six_sums.h"
 #include "conv.h"
+#include "lookup_order.h"
+#include "lookup_tile.h"
 
 namespace {
 
@@ -17,91 +19,26 @@ using twofour::kLookupsPanel;
 constexpr int64_t kChunkTables = 384 << 10;  // bytes of the tables of a chunk of rows, which stay in L2
 constexpr int64_t kBlockPixels = 32;         // whose sums of 16 bits stay in L1 while all inputs pass
 constexpr int64_t kSegmentBytes = 26 << 10;  // of the weights that pass together: they stay in L1 for a block
-constexpr int kBlockVectors = 8;             // planes of a panel, or of some panels
-constexpr int64_t kVectorSums = 64;          // numbers of 16 bits: words, and the odd bytes of them
+constexpr int64_t kWholeSegment = 96;        // groups whose sums of two planes 16 bits hold, whatever the codes
 
-// Adds the lookups of `count` groups for T pixels and V vectors of weights to `sums`, [pixel][kBlockVectors][words, odd][32].
-// Bytes 2 j and 2 j + 1 of a vector are outputs j and 32 + j. The even ones are the sums of words less the odd ones: modulo
-// 2^16 no mask.
-template <int T, int V>
-TWOFOUR_NOINLINE void lookup_tile(const uint8_t* const* pixels, const int32_t* places, int64_t count, const uint8_t* w,
-                                  int64_t vector, int64_t per_byte, bool first, uint16_t* sums) {
-  __m512i words[T][V], odds[T][V];
-  const uint8_t* pixel[T];
-  TWOFOUR_UNROLL
-  for (int t = 0; t < T; t++) {
-    pixel[t] = pixels[t];
-    TWOFOUR_UNROLL
-    for (int v = 0; v < V; v++) {
-      const uint16_t* from = sums + (t * kBlockVectors + v) * kVectorSums;
-      words[t][v] = first ? _mm512_setzero_si512() : _mm512_load_si512(from);
-      odds[t][v] = first ? _mm512_setzero_si512() : _mm512_load_si512(from + 32);
+// How the planes of a weight are paired: vectors of two planes of 32 outputs, then of the last plane of 64 where it is alone.
+struct LookupPlanes {
+  int64_t bits, pairs;
+  int32_t top;  // what the last plane counts
+  alignas(64) int16_t weights[4][32];  // of the two planes of a pair
+
+  explicit LookupPlanes(const BitsHead& head)
+      : bits(head.bits), pairs(head.bits / 2), top(twofour::top_plane(head)) {
+    for (int64_t p = 0; pairs > 0 && p < 4; p++) {  // of two bits all are alike: those of some panels
+      const bool last = p % pairs == pairs - 1 && bits % 2 == 0;
+      const int32_t second = last ? top / (1 << (bits - 2)) : 2;
+      for (auto& both : weights[p]) both = static_cast<int16_t>(static_cast<uint32_t>(second) << 8 | 1);
     }
   }
-  for (int64_t k = 0; k < count;) {
-    const int64_t stop = least(count, k + per_byte);
-    __m512i bytes[T][V];
-    const auto look = [&](bool begin) __attribute__((always_inline)) {
-      __m512i index[V];
-      TWOFOUR_UNROLL
-      for (int v = 0; v < V; v++) {
-        index[v] = _mm512_load_si512(w + v * vector);
-        asm("" : "+v"(index[v]));  // else gcc loads it again for every pixel
-      }
-      const int64_t place = int64_t{places[k]} * 64;
-      TWOFOUR_UNROLL
-      for (int t = 0; t < T; t++) {
-        __m512i table = _mm512_load_si512(pixel[t] + place);
-        if constexpr (V > 1) asm("" : "+v"(table));
-        TWOFOUR_UNROLL
-        for (int v = 0; v < V; v++) {
-          const __m512i found = _mm512_permutexvar_epi8(index[v], table);
-          bytes[t][v] = begin ? found : _mm512_add_epi8(bytes[t][v], found);
-        }
-      }
-      w += kLookupsPanel;
-      k++;
-    };
-    look(true);
-    while (k < stop) look(false);
-    TWOFOUR_UNROLL
-    for (int t = 0; t < T; t++) {
-      TWOFOUR_UNROLL
-      for (int v = 0; v < V; v++) {
-        words[t][v] = _mm512_add_epi16(words[t][v], bytes[t][v]);
-        odds[t][v] = _mm512_add_epi16(odds[t][v], _mm512_srli_epi16(bytes[t][v], 8));
-      }
-    }
-  }
-  TWOFOUR_UNROLL
-  for (int t = 0; t < T; t++) {
-    TWOFOUR_UNROLL
-    for (int v = 0; v < V; v++) {
-      uint16_t* to = sums + (t * kBlockVectors + v) * kVectorSums;
-      _mm512_store_si512(to, words[t][v]);
-      _mm512_store_si512(to + 32, odds[t][v]);
-    }
-  }
-}
-
-using LookupRun = void (*)(const uint8_t* const*, const int32_t*, int64_t, const uint8_t*, int64_t, int64_t, bool, uint16_t*);
-
-struct LookupShape {
-  int pixels, vectors;
-  LookupRun run;
+  bool single() const { return bits % 2 != 0; }
+  int64_t vectors() const { return bits; }                      // of a panel
+  int64_t slots() const { return 2 * (pairs + (single() ? 1 : 0)); }  // of sums of a panel, 32 outputs each
 };
-
-// The tile for so many pixels and vectors: eight sums of bytes at once.
-inline LookupShape lookup_shape(int64_t pixels, int64_t vectors) {
-  if (vectors >= 4) return pixels >= 2 ? LookupShape{2, 4, lookup_tile<2, 4>} : LookupShape{1, 4, lookup_tile<1, 4>};
-  if (vectors >= 2) {
-    if (pixels >= 4) return {4, 2, lookup_tile<4, 2>};
-    return pixels >= 2 ? LookupShape{2, 2, lookup_tile<2, 2>} : LookupShape{1, 2, lookup_tile<1, 2>};
-  }
-  if (pixels >= 8) return {8, 1, lookup_tile<8, 1>};
-  if (pixels >= 4) return {4, 1, lookup_tile<4, 1>};
-  return pixels >= 2 ? LookupShape{2, 1, lookup_tile<2, 1>} : LookupShape{1, 1, lookup_tile<1, 1>};
-}
 
 struct LookupTiles {
   using V = WholeLanes;
@@ -110,10 +47,10 @@ struct LookupTiles {
   static constexpr const char* layout = "bits_lookups";
 
   const BitsHead& head;
-  explicit LookupTiles(const BitsConv& a) : head(*static_cast<const BitsHead*>(a.weight)) {}
+  LookupPlanes of;
+  explicit LookupTiles(const BitsConv& a) : head(*static_cast<const BitsHead*>(a.weight)), of(head) {}
 
   static int64_t step(const PixelCodes& in) { return ceil_div(in.channels, kTablesInputs); }
-  static int64_t size(const ConvPlan& plan) { return plan.step; }
   // Rows of the padded image that windows of so many rows of outputs read.
   static int64_t rows_read(const BitsConv& a, int64_t rows) {
     return (rows - 1) * a.height.stride + (a.height.taps - 1) * a.height.dilation + 1;
@@ -127,17 +64,28 @@ struct LookupTiles {
   static int64_t scratch(const BitsConv& a, const ConvPlan& plan) {
     return narrow(a, plan) + rows_read(a, plan.rows) * plan.wide * plan.step * 64;
   }
-  // Whether 16 bits hold every sum of values, and one more than the greatest.
-  bool fits_words(const BitsConv& a, const ConvPlan& plan) const {
-    const int64_t top = head.alpha * ((int64_t{1} << head.bits) - 1) + head.beta, low = -head.beta;
-    const int64_t largest = plan.taps * a.in_channels * (top > low ? top : low) * a.quantization.x_most;
-    return largest <= 32766;
+  // Where the tables of a window stand behind its first one, in bytes, in the order of the weight (lookup_order).
+  static void places(const BitsConv& a, const ConvPlan& plan, int32_t* to) {
+    lookup_order(a.height.taps, a.width.taps, plan.step, [&](int64_t y, int64_t x, int64_t q) {
+      *to++ = static_cast<int32_t>(((y * a.height.dilation * plan.wide + x * a.width.dilation) * plan.step + q) * 64);
+    });
   }
-  // Panels that are computed together, and groups of inputs that are.
-  int64_t panels() const { return head.bits >= 4 ? 1 : head.bits == 1 ? 4 : 2; }
-  static int64_t segment(int64_t groups, int64_t vectors, int64_t per_byte) {
-    const int64_t most = kSegmentBytes / (kLookupsPanel * least(vectors, 4));
-    return round_up(ceil_div(groups, ceil_div(groups, most)), per_byte);
+  // Whether 16 bits hold every sum of values and of stored codes, and one more than the greatest.
+  bool fits_words(const BitsConv& a, const ConvPlan& plan) const {
+    const int64_t codes = (int64_t{1} << head.bits) - 1, top = head.alpha * codes + head.beta, low = -head.beta;
+    const int64_t stored = of.top < 0 ? -of.top : codes > top ? codes : top;
+    return plan.taps * a.in_channels * (stored > low ? stored : low) * a.quantization.x_most <= 32766;
+  }
+  // Pixels of a block: whole tiles of 3 and 6, or of 2, 4 and 8.
+  int64_t block() const { return of.pairs > 0 ? 30 : kBlockPixels; }
+  // Panels that are computed together.
+  int64_t panels() const { return head.bits >= 3 ? 1 : head.bits == 1 ? 4 : 2; }
+  // Groups of inputs that are: whole blocks of lookup_order where they fit.
+  static int64_t segment(const BitsConv& a, const ConvPlan& plan, int64_t vectors, bool narrow) {
+    const int64_t groups = plan.taps * plan.step, fit = kSegmentBytes / (kLookupsPanel * least(vectors, 4));
+    const int64_t most = narrow ? fit : least(fit, kWholeSegment), block = lookup_block(a.width.taps, plan.step);
+    const int64_t blocks = most / (block * a.width.taps);
+    return least(groups, blocks < 1 ? most : blocks * block * a.width.taps);
   }
 };
 
@@ -151,46 +99,87 @@ inline void narrow_thresholds(const BitsConv& a, const ConvPlan& plan, int16_t* 
     }
 }
 
+// Sums of a pixel and a panel over all planes, two vectors of 32 outputs, modulo 2^16. `Bits`: of the weight, 0 where they vary.
+template <int Bits>
+TWOFOUR_INLINE void plane_sums(const LookupPlanes& of, const uint16_t* from, __m512i (&both)[2]) {
+  const int64_t pairs = Bits > 0 ? Bits / 2 : of.pairs;
+  const bool single = Bits > 0 ? Bits % 2 != 0 : of.single();
+  TWOFOUR_UNROLL
+  for (int h = 0; h < 2; h++) {
+    const uint16_t* slot = from + 32 * h;
+    __m512i sum = _mm512_load_si512(slot);
+    if (pairs == 0) {
+      both[h] = sum;
+      continue;
+    }
+    for (int64_t p = 1; p < pairs; p++)
+      sum = _mm512_add_epi16(sum, _mm512_sll_epi16(_mm512_load_si512(slot + p * 64), _mm_cvtsi64_si128(2 * p)));
+    if (single) {
+      const __m512i times = _mm512_set1_epi16(static_cast<int16_t>(of.top));
+      sum = _mm512_add_epi16(sum, _mm512_mullo_epi16(_mm512_load_si512(slot + pairs * 64), times));
+    }
+    both[h] = sum;
+  }
+}
+
+// Sums in 32 bits of the pixels of a block and a panel, as ConvFinish reads them.
+struct WholeSums {
+  alignas(64) int32_t of[4][kBlockPixels][16];
+};
+
+// Sums of 16 bits of `count` pixels, `stride` numbers apart, to 32 bits: the first, or added.
+inline void widen_sums(const LookupPlanes& of, const uint16_t* from, int64_t stride, int64_t count, bool first, WholeSums* to) {
+  for (int64_t i = 0; i < count; i++, from += stride) {
+    __m512i all[4] = {};
+    const auto add = [&](const uint16_t* slot, int32_t times) {
+      TWOFOUR_UNROLL
+      for (int v = 0; v < 4; v++) {
+        const __m256i part = _mm256_load_si256(reinterpret_cast<const __m256i*>(slot) + v);
+        all[v] = _mm512_add_epi32(all[v], _mm512_mullo_epi32(_mm512_cvtepi16_epi32(part), _mm512_set1_epi32(times)));
+      }
+    };
+    for (int64_t p = 0; p < of.pairs; p++) add(from + p * 64, 1 << 2 * p);
+    if (of.single()) add(from + of.pairs * 64, of.pairs == 0 ? 1 : of.top);
+    TWOFOUR_UNROLL
+    for (int v = 0; v < 4; v++) {
+      int32_t* sum = to->of[v][i];
+      _mm512_store_si512(sum, first ? all[v] : _mm512_add_epi32(_mm512_load_si512(sum), all[v]));
+    }
+  }
+}
+
 // From sums of lookups of a pixel and panel to its answer.
 struct LookupFinish {
   const BitsConv& a;
   const ConvPlan& plan;
   const BitsWeight& w;
+  const LookupPlanes& of;
   const Chunk& chunk;
   const int16_t* thresholds;  // null: in 32 bits
   ConvFinish<WholeLanes> whole;
 
-  // All planes of a panel, the even and the odd bytes' outputs, modulo 2^16. `Bits`: of the weight, 0 where they vary.
-  template <int Bits>
-  TWOFOUR_INLINE void sums(const uint16_t* from, __m512i (&both)[2]) const {
-    __m512i words = _mm512_load_si512(from), odds = _mm512_load_si512(from + 32);
-    for (int64_t p = 1; p < (Bits > 0 ? Bits : w.head.bits); p++) {
-      const __m128i by = _mm_cvtsi64_si128(p);
-      words = _mm512_add_epi16(words, _mm512_sll_epi16(_mm512_load_si512(from + p * kVectorSums), by));
-      odds = _mm512_add_epi16(odds, _mm512_sll_epi16(_mm512_load_si512(from + p * kVectorSums + 32), by));
-    }
-    both[0] = _mm512_sub_epi16(words, _mm512_slli_epi16(odds, 8));
-    both[1] = odds;
-  }
   static TWOFOUR_INLINE __m512i all(uint32_t v) { return _mm512_set1_epi16(static_cast<int16_t>(v)); }
   // Codes of 64 outputs. 16 bits are enough for the values of sums: all is modulo 2^16 until then. `Most`: of a code, 0 where
   // it varies. What is read is held in locals: a store of bytes may change whatever memory holds.
   template <int Bits, int Most>
-  TWOFOUR_NOINLINE void codes(const uint16_t* from, int64_t place, int64_t count, int64_t row) const {
+  TWOFOUR_NOINLINE void codes(const uint16_t* from, int64_t stride, int64_t place, int64_t count, int64_t row) const {
     const auto factor = static_cast<uint32_t>(a.quantization.x_factor);
-    const __m512i times = all(factor * static_cast<uint32_t>(w.head.alpha)), one = _mm512_set1_epi16(1);
+    const uint32_t times = factor * static_cast<uint32_t>(w.head.alpha);
     const uint32_t beside = factor * static_cast<uint32_t>(w.head.beta), zero = static_cast<uint32_t>(chunk.facts.range.zero);
     const int32_t most = Most > 0 ? Most : a.answer.most;
     const int64_t padded = plan.padded, step = plan.codes;
     const int16_t* numbers = thresholds + row;
     const OutputPixel* pixel = chunk.pixels + place;
+    const __m512i one = _mm512_set1_epi16(1);
     uint8_t* to = chunk.codes + place * step + row;
-    for (; count-- > 0; pixel++, to += step, from += kBlockVectors * kVectorSums) {
+    for (; count-- > 0; pixel++, to += step, from += stride) {
       __m512i both[2];
-      sums<Bits>(from, both);
+      plane_sums<Bits>(of, from, both);
       TWOFOUR_UNROLL
       for (int h = 0; h < 2; h++) {
-        __m512i v = _mm512_add_epi16(_mm512_mullo_epi16(both[h], times), all(beside * static_cast<uint32_t>(pixel->sum)));
+        __m512i v = both[h];
+        if (times != 1) v = _mm512_mullo_epi16(v, all(times));
+        if (beside != 0) v = _mm512_add_epi16(v, all(beside * static_cast<uint32_t>(pixel->sum)));
         if (zero != 0) {
           const int32_t* inside = pixel->inside + row + 32 * h;
           const __m256i low = _mm512_cvtepi32_epi16(_mm512_loadu_si512(inside));
@@ -207,42 +196,36 @@ struct LookupFinish {
       }
     }
   }
-  // Sums in 32 bits, [4 vectors][kBlockPixels][16], then as all designs finish.
-  TWOFOUR_NOINLINE void wide(const uint16_t* from, int64_t place, int64_t count, int64_t row) const {
-    alignas(64) int32_t wide[4][kBlockPixels][16];
-    const int64_t bits = w.head.bits;
-    for (int64_t i = 0; i < count; i++, from += kBlockVectors * kVectorSums) {
-      __m512i all[4];
-      for (int64_t p = 0; p < bits; p++) {
-        const __m512i words = _mm512_load_si512(from + p * kVectorSums), odd = _mm512_load_si512(from + p * kVectorSums + 32);
-        const __m512i even = _mm512_sub_epi16(words, _mm512_slli_epi16(odd, 8));
-        const __m256i parts[4] = {_mm512_castsi512_si256(even), _mm512_extracti64x4_epi64(even, 1),
-                                  _mm512_castsi512_si256(odd), _mm512_extracti64x4_epi64(odd, 1)};
-        const __m128i by = _mm_cvtsi64_si128(p);
-        TWOFOUR_UNROLL
-        for (int v = 0; v < 4; v++) {
-          const __m512i one = _mm512_sll_epi32(_mm512_cvtepu16_epi32(parts[v]), by);
-          all[v] = p == 0 ? one : _mm512_add_epi32(one, all[v]);
-        }
-      }
+  // Sums of 16 bits that are those of stored codes, then as all designs finish.
+  template <int Bits>
+  TWOFOUR_NOINLINE void reals(const uint16_t* from, int64_t stride, int64_t place, int64_t count, int64_t row) const {
+    WholeSums sums;
+    for (int64_t i = 0; i < count; i++, from += stride) {
+      __m512i both[2];
+      plane_sums<Bits>(of, from, both);
       TWOFOUR_UNROLL
-      for (int v = 0; v < 4; v++) _mm512_store_si512(wide[v][i], all[v]);
+      for (int v = 0; v < 4; v++) {
+        const __m256i part = v % 2 == 0 ? _mm512_castsi512_si256(both[v / 2]) : _mm512_extracti64x4_epi64(both[v / 2], 1);
+        _mm512_store_si512(sums.of[v][i], _mm512_cvtepi16_epi32(part));
+      }
     }
-    whole.tile(wide[0][0], 4, kBlockPixels, count, place, row);
+    whole.tile(sums.of[0][0], 4, kBlockPixels, count, place, row);
   }
   // Sums of `count` pixels from `place` of the chunk on, and the panel whose first output is `row`.
-  void operator()(const uint16_t* from, int64_t place, int64_t count, int64_t row) const {
-    const int64_t bits = w.head.bits, most = a.answer.most;
+  void operator()(const uint16_t* from, int64_t stride, int64_t place, int64_t count, int64_t row) const {
+    const int64_t bits = of.bits, most = a.answer.most;
     if (thresholds == nullptr) {
-      wide(from, place, count, row);
+      if (bits == 1) reals<1>(from, stride, place, count, row);
+      else if (bits == 2) reals<2>(from, stride, place, count, row);
+      else reals<0>(from, stride, place, count, row);
     } else if (bits == 1 && most == 1) {
-      codes<1, 1>(from, place, count, row);
+      codes<1, 1>(from, stride, place, count, row);
     } else if (bits == 1 && most == 3) {
-      codes<1, 3>(from, place, count, row);
+      codes<1, 3>(from, stride, place, count, row);
     } else if (bits == 2 && most == 3) {
-      codes<2, 3>(from, place, count, row);
+      codes<2, 3>(from, stride, place, count, row);
     } else {
-      codes<0, 0>(from, place, count, row);
+      codes<0, 0>(from, stride, place, count, row);
     }
   }
 };
@@ -253,40 +236,64 @@ inline void chunk_tables(const BitsConv& a, const ConvPlan& plan, int64_t first,
   for (int64_t p = 0; p < rows * plan.wide; p++) byte_tables(codes + p * plan.pixel, plan.step, to + p * plan.step * 64, 64);
 }
 
+// The tiles of some pixels and all vectors of some panels, for the groups of a segment. `sums`: of a pixel `stride` numbers.
+inline void block_tiles(const LookupPlanes& of, const LookupPass& pass, int64_t panels, const uint8_t* const* pixels, int64_t count,
+                        uint16_t* sums, int64_t stride) {
+  LookupPass at = pass;
+  const auto run = [&](LookupShape (*shape_of)(int64_t, int64_t), int64_t vectors, int64_t slots) {
+    for (int64_t v = 0; v < vectors;) {
+      int64_t done = 0;
+      for (int64_t i = 0; i < count;) {
+        const LookupShape shape = shape_of(count - i, vectors - v);
+        shape.run(at, pixels + i, sums + i * stride, stride);
+        i += shape.pixels, done = shape.vectors;
+      }
+      v += done, sums += done * slots * 32, at.weights += done * at.vector, at.planes += done / 2 * 32;
+    }
+  };
+  if (of.bits == 1) return run(single_shape, panels, 2);
+  if (of.bits == 2) return at.planes = of.weights[0], run(pair_shape, 2 * panels, 1);
+  run(pair_shape, 2 * of.pairs, 1);
+  if (of.single()) run(single_shape, 1, 2);
+}
+
 inline void conv_chunk(const BitsConv& a, const ConvPlan& plan, const BitsWeight& w, const LookupTiles& tiles, const Chunk& chunk,
                        char* scratch) {
   const int64_t first = chunk.first / a.width.output * a.height.stride, size = plan.step * 64;
   auto* tables = reinterpret_cast<uint8_t*>(scratch) + LookupTiles::narrow(a, plan);
   auto* narrowed = reinterpret_cast<int16_t*>(scratch);
-  const bool narrow = chunk.codes != nullptr && tiles.fits_words(a, plan);
-  if (narrow) narrow_thresholds(a, plan, narrowed);
+  const LookupPlanes& of = tiles.of;
+  const bool narrow = tiles.fits_words(a, plan), compared = narrow && chunk.codes != nullptr;
+  if (compared) narrow_thresholds(a, plan, narrowed);
   else if (chunk.codes != nullptr) std::memset(chunk.codes, 0, static_cast<size_t>(chunk.count * plan.codes));
   chunk_tables(a, plan, first, LookupTiles::rows_read(a, chunk.count / a.width.output), tables);
-  const LookupFinish finish{a, plan, w, chunk, narrow ? narrowed : nullptr, {a, plan, w, chunk}};
+  const LookupFinish finish{a, plan, w, of, chunk, compared ? narrowed : nullptr, {a, plan, w, chunk}};
   const auto* places = reinterpret_cast<const int32_t*>(static_cast<const char*>(a.workspace) + plan.places);
-  const int64_t groups = plan.taps * plan.step, vector = groups * kLookupsPanel;
-  const int64_t per_byte = TableSums(a.quantization.x_most).per_byte;
-  alignas(64) uint16_t sums[kBlockPixels * kBlockVectors * kVectorSums];
+  const int64_t groups = plan.taps * plan.step, slots = of.slots() * 32;
+  LookupPass pass{places, groups, nullptr, groups * kLookupsPanel, TableSums(a.quantization.x_most).per_byte, of.weights[0],
+                  a.width.stride * size, (a.width.taps - 1) * a.width.dilation * size, true};
+  alignas(64) uint16_t sums[kBlockPixels * kMostSlots * 32];
+  WholeSums whole[4];
   for (int64_t p = 0; p < w.panels; p += tiles.panels()) {
-    const int64_t panels = least(tiles.panels(), w.panels - p), vectors = panels * w.head.bits;
-    const int64_t segment = LookupTiles::segment(groups, vectors, per_byte);
+    const int64_t panels = least(tiles.panels(), w.panels - p), stride = panels * slots;
+    const int64_t segment = LookupTiles::segment(a, plan, panels * of.vectors(), narrow);
     const auto* weights = reinterpret_cast<const uint8_t*>(w.panel(p));
-    for (int64_t t = 0; t < chunk.count; t += kBlockPixels) {
-      const int64_t some = least(kBlockPixels, chunk.count - t);
+    for (int64_t t = 0; t < chunk.count; t += tiles.block()) {
+      const int64_t some = least(tiles.block(), chunk.count - t);
       const uint8_t* pixels[kBlockPixels];
       for (int64_t i = 0; i < some; i++) pixels[i] = tables + (chunk.pixels[t + i].window - first * plan.wide) * size;
-      for (int64_t k = 0; k < groups; k += segment)
-        for (int64_t v = 0; v < vectors;) {
-          int64_t done = 0;
-          for (int64_t i = 0; i < some;) {
-            const LookupShape shape = lookup_shape(some - i, vectors - v);
-            shape.run(pixels + i, places + k, least(segment, groups - k), weights + v * vector + k * kLookupsPanel, vector,
-                      per_byte, k == 0, sums + (i * kBlockVectors + v) * kVectorSums);
-            i += shape.pixels, done = shape.vectors;
-          }
-          v += done;
-        }
-      for (int64_t q = 0; q < panels; q++) finish(sums + q * w.head.bits * kVectorSums, t, some, (p + q) * kLookupsPanel);
+      for (int64_t k = 0; k < groups; k += segment) {
+        pass.places = places + k, pass.count = least(segment, groups - k), pass.weights = weights + k * kLookupsPanel;
+        pass.first = k == 0 || !narrow;
+        block_tiles(of, pass, panels, pixels, some, sums, stride);
+        if (!narrow)
+          for (int64_t q = 0; q < panels; q++) widen_sums(of, sums + q * slots, stride, some, k == 0, &whole[q]);
+      }
+      for (int64_t q = 0; q < panels; q++) {
+        const int64_t row = (p + q) * kLookupsPanel;
+        if (narrow) finish(sums + q * slots, stride, t, some, row);
+        else finish.whole.tile(whole[q].of[0][0], 4, kBlockPixels, some, t, row);
+      }
     }
   }
   if (chunk.codes != nullptr) finish.whole.emit();

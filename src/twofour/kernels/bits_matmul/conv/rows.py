@@ -14,6 +14,7 @@ from twofour.kernels.base import Prepared, Row
 from twofour.kernels.bits_matmul.codes import BitWeight, Levels
 from twofour.kernels.bits_matmul.conv.codes import CodedImages, Requantised
 from twofour.kernels.bits_matmul.layout import from_layout, panel_of, to_layout
+from twofour.kernels.bits_matmul.lookup_layouts import zero_code
 from twofour.kernels.conv import Geometry, Images, channels_last, require_image, too_many_taps
 from twofour.kernels.problem import MaybeTensor
 from twofour.kernels.quantization import Quantization
@@ -24,8 +25,8 @@ LOOKUPS = "bits_lookups"
 """The layout of the row that looks up sums of codes."""
 
 
-def lookups() -> tuple[int, int, int]:
-    """Return codes that are looked up together, the greatest code, and the greatest sum of codes (bits_conv.h)."""
+def lookups() -> tuple[int, int]:
+    """Return codes that are looked up together, and the greatest code (bits_conv.h)."""
     return native.extension().bits_lookups
 
 
@@ -105,12 +106,9 @@ class BitsConv(Row):
         if geometry.columns > (longest := levels.longest(quantization)):
             return f"sums of {geometry.columns} inputs may exceed int32; at most {longest}"
         if self.layout == LOOKUPS:
-            _, code, largest = lookups()
+            _, code = lookups()
             if quantization.most > code:
                 return f"looks up sums of codes of at most {code.bit_length()} bits, inputs have {quantization.bits}"
-            taps, channels = geometry.kernel[0] * geometry.kernel[1], -(-geometry.in_channels // self.unit) * self.unit
-            if (found := taps * channels * quantization.most) > largest:
-                return f"sums codes in 16 bits: up to {largest}, not {found}"
         if not self.holds(geometry, quantization.bits, images[1], images[2]):
             return f"the codes of an image of {images[1]} x {images[2]} pixels take 2 GB"
         return None
@@ -133,7 +131,11 @@ class BitsConv(Row):
         """
         out, taps = len(weight.codes), geometry.kernel[0] * geometry.kernel[1]
         codes = weight.codes.view(out, geometry.in_channels, taps).transpose(1, 2)
-        codes = functional.pad(codes, (0, -geometry.in_channels % self.unit))
+        looked_up = self.layout == LOOKUPS
+        zero = zero_code(weight.levels) if looked_up else 0  # what stands there may meet codes of the next pixel
+        codes = functional.pad(codes, (0, -geometry.in_channels % self.unit), value=zero)
+        if looked_up:
+            codes = codes.reshape(out, -1, self.unit)[:, self._order(geometry)]
         values = weight.values().view(out, geometry.in_channels, taps)
         tap_sums = functional.pad(values.sum(1, dtype=torch.int32).t(), (0, -out % self.panel)).contiguous()
         of_rows = values.sum((1, 2), dtype=torch.int32)
@@ -145,8 +147,17 @@ class BitsConv(Row):
     def restore(self, prepared: Prepared, geometry: Geometry) -> BitWeight:
         """Return the weight that `prepare` was given."""
         held, taps = from_layout(prepared.tensor), geometry.kernel[0] * geometry.kernel[1]
-        codes = held.codes.view(len(held.codes), taps, -1)[..., : geometry.in_channels].transpose(1, 2).flatten(1)
+        codes = held.codes
+        if self.layout == LOOKUPS:
+            codes = codes.view(len(codes), -1, self.unit)[:, self._order(geometry).argsort()]
+        codes = codes.reshape(len(codes), taps, -1)[..., : geometry.in_channels].transpose(1, 2).flatten(1)
         return BitWeight(codes.contiguous(), held.levels, held.scales)
+
+    def _order(self, geometry: Geometry) -> Tensor:
+        """Return which inputs that are looked up together, by taps and channels, stand at each place of a weight."""
+        step = -(-geometry.in_channels // self.unit)
+        order = native.extension().bits_lookup_order(*geometry.kernel, step)
+        return torch.tensor(order, dtype=torch.int64, device="cpu")
 
     def run(
         self, x: Tensor, weight: Prepared, bias: MaybeTensor, problem: BitsConvProblem, other: MaybeTensor = None
