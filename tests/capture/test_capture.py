@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from twofour.capture import KEPT, Guard, arguments, capture
+from twofour.capture import KEPT, Guard, arguments, capture, forward
 from twofour.errors import CompileError
 
 
@@ -109,6 +109,12 @@ def test_a_size_that_follows_from_values_is_refused(answer: Callable[[torch.Tens
 def test_this_torch_has_the_conditions_on_sizes() -> None:
     program = torch.export.export(Block(), (torch.randn(2, 3, 8),), strict=False)
     assert hasattr(program, "_guards_code"), "without it every graph is for the example's sizes alone"
+
+
+def test_conditions_are_written_in_pythons_own_functions() -> None:
+    """Files of ours hold such conditions and refuse every other function; torch 2.14 writes some of its own."""
+    size = "L['x'].size()[0]"
+    assert forward._arithmetic(f"torch.sym_max({size}, torch.sym_min(2, 3)) > 1") == f"max({size}, min(2, 3)) > 1"
 
 
 def test_without_conditions_on_sizes_a_graph_is_for_the_examples_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -341,10 +341,15 @@ def _graph(program: Any, leaves: Sequence[Any], spec: TreeSpec, dynamic: bool, r
         Structure(spec),
         constants,
         Structure(program.call_spec.out_spec),
-        tuple(guards or ()),
+        tuple(map(_arithmetic, guards or ())),
         dynamic,
         reason,
     )
+
+
+def _arithmetic(guard: str) -> str:
+    """Return a condition in Python's own functions: torch 2.14 writes its own for the larger of two sizes."""
+    return guard.replace("torch.sym_max(", "max(").replace("torch.sym_min(", "min(")
 
 
 def _has_unknown_size(node: fx.Node) -> bool:
