@@ -8,11 +8,13 @@ from torch import nn
 
 import twofour
 from tests.compiler.small import mlp, quick
-from twofour.compiler.choose import WORTH_A_COPY, Choice, _few_layouts, _one_layout
+from twofour.compiler.choose import WORTH_A_COPY, Choice, _few_layouts, _of_codes, _one_layout
 from twofour.compiler.reasons import explain
 from twofour.kernels import find
+from twofour.kernels.bits_matmul import BitWeight, twos
 from twofour.kernels.dense_matmul import ONEDNN, PLAIN, native_dense_rows
 from twofour.kernels.dispatch import DispatchTable
+from twofour.kernels.quantization import Quantization
 
 
 def test_a_second_compile_measures_nothing(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,3 +89,21 @@ def test_small_memory_weighs_the_example_and_shows_its_own_time() -> None:
     slow = Choice(DispatchTable((), (rows,)), times, {})
     assert (slow.at(512, sparse=True), slow.at(512, sparse=False)) == (20.0, 8.0)
     assert "2.50x the time of dense" in explain(slow, 512, "", "small")
+
+
+@pytest.mark.parametrize("pattern", ["dense", "2:4"])
+def test_small_memory_counts_the_bytes_of_codes_where_they_are_2x4(pattern: str) -> None:
+    """Dense codes are the fastest, in whatever layout; of 2:4 ones the fewest bytes are kept."""
+    codes = torch.full((64, 128), 4, dtype=torch.uint8)  # 4 stands for 0
+    codes[:, ::4], codes[:, 1 :: 4 if pattern == "2:4" else 1] = 1, 2
+    weight = BitWeight(codes, twos(3), torch.ones(64))
+    kernels = _of_codes(weight, Quantization(bits=8))
+    assert any(kernel.sparse for kernel in kernels) is (pattern == "2:4")
+    sizes = {kernel.name: kernel.prepare(weight).nbytes for kernel in kernels}  # type: ignore[arg-type]
+    largest = max(sizes, key=sizes.__getitem__)
+    times = {8: {name: 1.0 if name == largest else 2.0 for name in sizes}}
+    (kept,) = _one_layout(kernels, times, (64, 128), None, lambda kernel: kernel.prepare(weight)).names  # type: ignore[arg-type]
+    if pattern == "dense":
+        assert kept == largest
+    else:
+        assert sizes[kept] <= 1.05 * min(sizes.values()) < sizes[largest]

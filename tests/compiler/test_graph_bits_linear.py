@@ -25,13 +25,16 @@ BETWEEN = {
     "several": lambda: (nn.Hardtanh(-2.0, 3.0), nn.Sigmoid()),
 }
 
+BY_OTHER_CODE = "tanh", "silu", "several"
+"""Of whose activations torch computes the last numel % 32 numbers otherwise, in the last bits."""
+
 
 @pytest.fixture(autouse=True)
 def _graph_wins(no_measuring) -> None:
     """Nothing is timed."""
 
 
-def normed(norm: nn.BatchNorm1d) -> nn.BatchNorm1d:
+def normed(norm: nn.BatchNorm1d | nn.BatchNorm2d) -> nn.Module:
     assert norm.running_mean is not None and norm.running_var is not None
     norm.running_mean.normal_()
     norm.running_var.uniform_(0.5, 2.0)
@@ -85,10 +88,11 @@ def test_codes_between_linears_give_the_bits_of_the_whole_numbers(widths: str, b
     for name, reader in itertools.pairwise(names):
         assert layers[name].endswith(f"; hands codes of {bits} bits to `{reader}`")
     assert "hands codes" not in layers[names[-1]]
-    x = 2 * torch.randn(301, 71)
+    tokens, few = (320, 32) if between in BY_OTHER_CODE else (301, 1)
+    x = 2 * torch.randn(tokens, 71)
     x[3, 70], x[300, 0], x[7, 1] = float("nan"), float("nan"), float("inf")
     assert same(fast, model, x) and fast(x)[[3, 300]].isnan().all() and fast(x).isnan().any(1).sum() == 2
-    for some in (x[:1], x[2:4], x[:0]):
+    for some in (x[:few], x[2 : 2 + 2 * few], x[:0]):
         assert same(fast, model, some)
 
 
@@ -139,6 +143,55 @@ def test_several_linears_read_codes_of_one_range(residual: bool, steps: float, w
     if why == "":
         assert fast.plan.layers[0].reason.endswith("; hands codes of 8 bits to `a`, `b`")
     assert not any(one.operator.startswith("relu") for one in account.after), account.after
+
+
+@pytest.mark.parametrize("swallows", [torch.nan_to_num, torch.sign])
+def test_what_makes_numbers_of_nan_stays_between(swallows: Any) -> None:
+    class Between(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(40, 24), nn.Linear(24, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(swallows(self.first(x)))
+
+    torch.manual_seed(0)
+    model, x = Between(), torch.randn(30, 40)
+    fast = compiled(model, "w4a8", x)
+    x[3, 5] = float("nan")
+    said = ("codes of `first` to `last`: what stands between makes numbers of NaN",)
+    assert fast.plan.account.engine == "graph" and fast.plan.account.not_rewritten == said
+    assert same(fast, model, x) and fast(x).isfinite().all()
+
+
+@pytest.mark.parametrize("channels", [24, 6])
+def test_normalisations_of_images_stay_behind_a_linear(channels: int) -> None:
+    """Their channels are not the outputs of the Linear, as many as they may be; Linears behind it hand codes on."""
+    torch.manual_seed(0)
+    norm = normed(nn.BatchNorm2d(channels))
+    behind = nn.ReLU(), nn.Linear(24, 8), nn.ReLU(), nn.Linear(8, 8)
+    model, x = nn.Sequential(nn.Linear(40, 24), norm, *behind), torch.randn(2, channels, 5, 40)
+    fast = compiled(model, "w4a8", x)
+    account = fast.plan.account
+    assert account.engine == "graph" and account.rewrites[LINEAR_CODES] == 1 and fast.plan.calls.native == 4
+    assert account.not_rewritten == () and fast.plan.layers[1].reason.endswith("; hands codes of 8 bits to `5`")
+    torch.testing.assert_close(fast(x), whole(model, x), atol=0.05, rtol=0.05)
+
+
+def test_a_linear_that_is_called_twice_names_the_readers_of_both_calls() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.a, self.b = nn.Linear(40, 24), nn.Linear(24, 8), nn.Linear(24, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.a(torch.relu(self.first(x))) + self.b(torch.relu(self.first(-x)))
+
+    torch.manual_seed(0)
+    model, x = Twice(), torch.randn(30, 40)
+    fast = compiled(model, "w4a8", x)
+    assert fast.plan.account.rewrites[LINEAR_CODES] == 2 and same(fast, model, x)
+    assert fast.plan.layers[0].reason.endswith("; hands codes of 8 bits to `a`, `b`")
 
 
 @pytest.mark.parametrize(("act", "label"), [(nn.ReLU, "relu"), (nn.GELU, "gelu"), (nn.SiLU, "silu")])

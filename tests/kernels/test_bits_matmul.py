@@ -436,6 +436,9 @@ AFTER = {
 }
 """Ranges of a next product's inputs, and what stands before them."""
 
+ROWS = 32
+"""As many make tensors without a last few numbers, of which torch computes some activations by other code."""
+
 
 @cache
 def answer_of(kind: str, affine: bool = False, formula: bool = True) -> CodedAnswer:
@@ -447,11 +450,15 @@ def answer_of(kind: str, affine: bool = False, formula: bool = True) -> CodedAns
 @each_row(bits_rows())
 def test_answers_become_the_codes_that_operators_make(row: BitsMatmul) -> None:
     columns = 64 if row.layout == GROUPS else 71
-    weight, x, bias = made_for(row, twos(4), 35, columns), 0.03 * real(9, columns), torch.linspace(-3, 3, 35)
+    weight, x, bias = made_for(row, twos(4), 35, columns), 0.03 * real(ROWS, columns), torch.linspace(-3, 3, 35)
     if row.layout == GROUPS:
         weight = BitWeight(weight.codes, weight.levels, torch.rand(35, 2, generator=generator(2)) + 0.1)
     x[4, 7], quantization = float("nan"), replace(Quantization.of_range(-3.0, 3.5, 7), x_scale=5e-4)
-    y, prepared, alone = bits_matmul_reference(x, weight, bias, quantization), row.prepare(weight), torch.arange(9) != 4
+    y, prepared, alone = (
+        bits_matmul_reference(x, weight, bias, quantization),
+        row.prepare(weight),
+        torch.arange(ROWS) != 4,
+    )
     for kind, (affine, formula, count) in itertools.product(
         AFTER, ((False, True, 1), (True, True, 3), (False, False, 3))
     ):
@@ -470,7 +477,7 @@ def test_answers_become_the_codes_that_operators_make(row: BitsMatmul) -> None:
 @each_row(bits_rows())
 def test_rows_of_codes_are_read_as_their_numbers_and_a_marked_one_is_nan(row: BitsMatmul) -> None:
     columns = 64 if row.layout == GROUPS else 35
-    weight, y = made_for(row, twos(2), 11, columns), 3 * real(9, columns)
+    weight, y = made_for(row, twos(2), 11, columns), 3 * real(ROWS, columns)
     if row.layout == GROUPS:
         weight = BitWeight(weight.codes, weight.levels, torch.rand(11, 2, generator=generator(2)) + 0.1)
     y[2, 3], prepared = float("nan"), row.prepare(weight)
@@ -499,7 +506,9 @@ def test_codes_change_at_the_floats_at_which_the_operators_change_them(
     assert answer.steps is not None and (answer.activation == kind) is formula
     begin = answer.steps.begin[answer.steps.above != answer.steps.below].unique().long()
     beside = float_of((begin[:, None] + torch.tensor([-300, -2, -1, 0, 1, 2, 30, 99, 255, 256, 400])).flatten())
-    bias = torch.cat([beside, 4 * torch.randn(500, generator=generator(1)), torch.tensor([0.0, -0.0, 999.0, -999.0])])
+    spread, ends = 4 * torch.randn(500 + -len(beside) % ROWS, generator=generator(1)), [0.0, -0.0, 999.0, -999.0]
+    bias = torch.cat([beside, spread, torch.tensor(ends * 3)])
+    assert len(bias) % ROWS == 0
     weight = BitWeight(torch.zeros(len(bias), 32, dtype=torch.uint8), unsigned(1), torch.ones(len(bias)))
     if row.layout == GROUPS:
         weight = BitWeight(weight.codes, unsigned(1), torch.ones(len(bias), 1))
@@ -516,6 +525,9 @@ def test_answers_that_cannot_be_codes_are_refused() -> None:
         CodedAnswer(Quantization(bits=4))
     with pytest.raises(KernelError, match="an answer cannot become such codes"):
         CodedAnswer(Quantization(1.0, bits=4))
+    for swallows in (torch.nan_to_num, torch.sign, torch.sgn):
+        with pytest.raises(UnfitError, match="makes numbers of NaN"):
+            coded_answer([swallows, torch.relu], AFTER["plain"][0], 10.0)
     with pytest.raises(UnfitError, match="answers NaN"):
         coded_answer([functional.gelu], AFTER["gelu"][0], float("inf"))
     with pytest.raises(UnfitError, match=r"too often|too close"):

@@ -47,6 +47,9 @@ def test_an_instruction_counts_the_ones_in_both(row) -> None:
         assert d[lane, register] == want[place] + start[lane, register]
     with pytest.raises(PackingError, match="other registers of B"):
         execute_b1(row, *to_registers(row, a, b)[:1], start[:, :3], start)
+    for some, of in (((a[:, 1:], b), "A"), ((a, b[:4]), "B"), ((a, b.long()), "B")):
+        with pytest.raises(PackingError, match=f"other words of {of}"):
+            to_registers(row, *some)
     words = torch.tensor([0, -1, 1 << 30, -(1 << 31), 0x0F0F0F0F], dtype=torch.int32)
     assert popcount(words).tolist() == [0, 32, 1, 1, 16]
 
@@ -66,7 +69,16 @@ def test_several_tiles_and_codes_that_do_not_fit() -> None:
     x, w = codes_of(2, 17, 300), codes_of(1, 9, 300)
     want = x.long() @ (2 * w.long() - 1).T
     assert torch.equal(bit_product(x, w, (2, "unsigned"), (1, "bipolar")), want)
-    for of_x, k in (((1, "unsigned"), 300), ((9, "unsigned"), 300), ((2, "ternary"), 300), ((2, "twos"), 299)):
+    for of_x, k in (
+        ((1, "unsigned"), 300),
+        ((2.0, "unsigned"), 300),
+        ((9, "unsigned"), 300),
+        ((2, "ternary"), 300),
+        ((2, "twos"), 299),
+    ):
         with pytest.raises(PackingError, match="do not fit their bits"):
             bit_product(x, w[:, :k], of_x, (1, "bipolar"))
+    for some in ((x[:0], w), (x, w[:0]), (x[:, :0], w[:, :0]), (x.float(), w), (x, w[0])):
+        with pytest.raises(PackingError, match="not rows of bytes"):
+            bit_product(*some, (2, "unsigned"), (1, "bipolar"))
     assert of_bits.MMA_B1[1].name == "mma.m16n8k256.b1.and.popc"

@@ -304,14 +304,14 @@ def _one_layout(
 ) -> DispatchTable:
     """Keep the single layout with the best geometric mean over the token counts, sparse where there is one.
 
-    A layout more than 5 % larger than the smallest one is not considered: it trades bytes for speed. Of codes all
-    are, sparse or dense, by what `layout` prepares: what a row takes at least says nothing of the bits of a weight.
+    A layout more than 5 % larger than the smallest one is not considered: it trades bytes for speed. Of codes that are
+    2:4 all are, sparse or dense, by what `layout` prepares: a mask takes more than zeros of few bits do.
     """
     sparse = [kernel for kernel in kernels if kernel.sparse]
     # A plain dense weight is what the model holds anyway; a prepacked one would be a second copy.
     pool = sparse or [kernel for kernel in kernels if kernel.layout == "dense"] or kernels
     sizes = {kernel.layout: kernel.least_bytes(*shape) for kernel in pool}
-    if layout is not None and any(isinstance(kernel, BitsMatmul) for kernel in kernels):
+    if layout is not None and any(isinstance(kernel, BitsMatmul) for kernel in sparse):
         pool, sizes = kernels, {kernel.layout: layout(kernel).nbytes for kernel in kernels}
     small = [name for name, size in sizes.items() if size <= 1.05 * min(sizes.values())]
     names = {layout: [kernel.name for kernel in pool if kernel.layout == layout] for layout in small}

@@ -2,7 +2,9 @@
 
 Activations are functions of one number, the same for all outputs, so that a code changes at some numbers, which are
 found by running the very operators. Where that is no more than rounding and clipping, as of ReLU, kernels round; else
-they look a step of a table up.
+they look a step of a table up. Equality is shown at `PROBES` numbers, about 1e-3 apart, and at each float around a
+change between them: an operator that leaves a code and comes back to it between two probes is outside of what this
+serves.
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ PROBES, FAR_PROBES = 1 << 16, 1 << 13
 
 BESIDE, FAR_BESIDE = 512, 1 << 13
 """Floats on either side of a change of which each is looked at: of every one, and of one that goes on for longer."""
+
+NANS = 33
+"""As many are asked what becomes of NaN: more than torch's vectors hold, so that those behind them are too."""
 
 AROUND = 32
 """Steps of the next one's inputs, beside all of its codes, in which an activation may still change a code."""
@@ -74,7 +79,8 @@ def coded_answer(
         activation: What they are, where kernels have a formula for it: a key of `epilogue.ACTIVATIONS`.
 
     Raises:
-        UnfitError: They answer NaN within the bound, or codes change at too many numbers.
+        UnfitError: They answer NaN within the bound, a number where they are given NaN, or codes change at too many
+            numbers.
     """
 
     def codes(numbers: Tensor) -> Tensor:
@@ -84,6 +90,11 @@ def coded_answer(
             raise UnfitError("what stands between answers NaN")
         return quantize_input(numbers, after)[0]
 
+    nan = torch.full((NANS,), math.nan, dtype=torch.float32, device="cpu")
+    for apply in applied:
+        nan = apply(nan)
+    if not bool(nan.isnan().all()):  # a row is marked by the product's inputs, whatever stands behind it
+        raise UnfitError("what stands between makes numbers of NaN")
     probes = _probes(after, bound)
     found = codes(float_of(probes))
     plain = _rounded(probes, found, codes, after, affine)

@@ -143,19 +143,21 @@ class Handed:
     """Which Linears hand codes to which, and why others do not.
 
     Attributes:
-        codes: Name of a Linear -> bits of the codes that it hands on, and the names of those that read them.
+        codes: Of each call that hands codes on: name of its Linear, bits, and the names of those that read them.
         why_not: A sentence for each that could not.
     """
 
-    codes: dict[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
+    codes: list[tuple[str, int, tuple[str, ...]]] = field(default_factory=list)
     why_not: list[str] = field(default_factory=list)
 
     def reason(self, name: str) -> str:
         """Return what the plan says of a layer behind its reason."""
-        if name not in self.codes:
-            return ""
-        bits, readers = self.codes[name]
-        return f"; hands codes of {bits} bits to {', '.join(f'`{one}`' for one in readers)}"
+        read: dict[int, dict[str, None]] = {}
+        for one, bits, readers in self.codes:
+            if one == name:
+                read.setdefault(bits, {}).update(dict.fromkeys(readers))
+        said = (f"codes of {bits} bits to {', '.join(f'`{one}`' for one in readers)}" for bits, readers in read.items())
+        return f"; hands {' and '.join(said)}" if read else ""
 
 
 def place_bits_linears(
@@ -179,11 +181,10 @@ def place_bits_linears(
                 name = activation_name(behind.nodes[-1])
                 problems[node] = BitsProblem(*_given(problems[node], Epilogue(name)))
     for node, behind in found.items():
-        if (answer := getattr(problems[node], "answer", None)) is not None:
+        if getattr(problems[node], "answer", None) is not None:
             for reader in behind.readers:
                 given = problems[reader]
                 problems[reader] = BitsProblem(*_given(given), coded=True, answer=getattr(given, "answer", None))
-            assert answer is not None
     for index, (node, behind) in enumerate(found.items()):
         _place(module, node, behind, BitsLinear(products[node], problems[node], behind.affine, behind.applied), index)
     return handed
@@ -204,7 +205,8 @@ def _behind(module: fx.GraphModule, node: fx.Node, products: Mapping[fx.Node, Li
         if len(users) != 1:
             break
         after = users[0]
-        if not found.applied and found.affine is None and (affine := normalisation(module, after, at)) is not None:
+        first = not found.applied and found.affine is None and value(at).ndim == 2  # of more axes channels are not last
+        if first and (affine := normalisation(module, after, at)) is not None:
             found.affine = affine
         elif (apply := Pointwise.of(after, at)) is not None:
             found.applied.append(apply)
@@ -247,7 +249,7 @@ def _to_codes(
         handed.why_not.append(f"codes of `{product.name}` to {', '.join(f'`{one}`' for one in names)}: {error}")
         _log.info("%s hands no codes to %s: %s", product.name, ", ".join(names), error)
         return None
-    handed.codes[product.name] = after.bits, names
+    handed.codes.append((product.name, after.bits, names))
     return BitsProblem(*_given(product.problem, Epilogue(answer.activation)), answer=answer)
 
 

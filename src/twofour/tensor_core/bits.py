@@ -66,8 +66,14 @@ def _places(row: BitInstruction) -> tuple[Tensor, Tensor, Tensor]:
 def to_registers(
     row: BitInstruction, a: Int32[Tensor, "m words"], b: Int32[Tensor, "n words"]
 ) -> tuple[Tensor, Tensor]:
-    """Return what lanes hold of A's rows and B's columns, words of 32 bits along K: int32 (32, registers) each."""
+    """Return what lanes hold of A's rows and B's columns, words of 32 bits along K: int32 (32, registers) each.
+
+    Raises:
+        PackingError: Words are not as many as the instruction reads.
+    """
     of_a, of_b, _ = _places(row)
+    for what, given, size in (("A", a, row.m), ("B", b, row.n)):
+        _require(row, f"words of {what}", given, (size, row.k // _WORD))
     return a.flatten()[of_a], b.flatten()[of_b]
 
 
@@ -79,17 +85,19 @@ def execute_b1(row: BitInstruction, a: Tensor, b: Tensor, c: Tensor) -> Int32[Te
     """
     of_a, of_b, of_c = _places(row)
     for what, given, places in (("A", a, of_a), ("B", b, of_b), ("C", c, of_c)):
-        if given.dtype is not torch.int32 or given.shape != places.shape:
-            raise PackingError(
-                f"{row.name} has other registers of {what}",
-                got=f"{given.dtype} {tuple(given.shape)}",
-                wanted=f"int32 {tuple(places.shape)}",
-            )
+        _require(row, f"registers of {what}", given, tuple(places.shape))
     words = row.k // _WORD
     rows = torch.zeros(row.m * words, dtype=torch.int32, device="cpu").scatter_(0, of_a.flatten(), a.flatten())
     columns = torch.zeros(row.n * words, dtype=torch.int32, device="cpu").scatter_(0, of_b.flatten(), b.flatten())
     both = rows.view(row.m, 1, words) & columns.view(1, row.n, words)
     return popcount(both).sum(2, dtype=torch.int32).flatten()[of_c] + c
+
+
+def _require(row: BitInstruction, what: str, given: Tensor, size: tuple[int, ...]) -> None:
+    if given.dtype is not torch.int32 or given.shape != size:
+        raise PackingError(
+            f"{row.name} has other {what}", got=f"{given.dtype} {tuple(given.shape)}", wanted=f"int32 {size}"
+        )
 
 
 def popcount(words: Int32[Tensor, "*any"]) -> Int32[Tensor, "*any"]:
@@ -149,13 +157,21 @@ def bit_product(
         row: Which instruction multiplies.
 
     Raises:
-        PackingError: Lengths differ, or codes do not fit their bits.
+        PackingError: There are no codes, lengths differ, or codes do not fit their bits.
     """
+    for codes in (x, w):
+        if codes.dtype is not torch.uint8 or codes.ndim != 2 or not codes.numel():
+            raise PackingError(
+                "codes are not rows of bytes",
+                got=f"{codes.dtype} {tuple(codes.shape)}",
+                wanted="uint8 (rows, inputs), at least one of each",
+            )
     for codes, (bits, system) in ((x, of_x), (w, of_w)):
-        if bits not in range(1, 9) or system not in SYSTEMS or int(codes.max()) >> bits or x.shape[1] != w.shape[1]:
+        most, known = int(codes.max()), isinstance(bits, int) and bits in range(1, 9) and system in SYSTEMS
+        if not known or most >> bits or x.shape[1] != w.shape[1]:
             raise PackingError(
                 "codes do not fit their bits",
-                got=f"{bits} bits, {system}, codes up to {int(codes.max())}, {x.shape[1]} inputs of {w.shape[1]}",
+                got=f"{bits} bits, {system}, codes up to {most}, {x.shape[1]} inputs of {w.shape[1]}",
                 wanted=f"1 to 8 bits, one of {', '.join(SYSTEMS)}, codes of so many, equal lengths",
             )
     (a, of_a), (b, of_b) = (_weighed(codes, *of, row.k) for codes, of in ((x, of_x), (w, of_w)))

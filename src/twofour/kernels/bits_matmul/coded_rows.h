@@ -1,6 +1,6 @@
 // Answers that are codes of the next product's inputs: a byte each, and a mark behind each row that says whether its token is
 // NaN. Scale, bias, normalisation, activation and rounding are done on a sum before it leaves, bit for bit as the layers do
-// them one after the other (steps.py has the reference).
+// them one after the other (coded.py has the reference).
 // Included once per instruction set; everything has internal linkage.
 #pragma once
 

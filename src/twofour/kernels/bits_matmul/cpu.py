@@ -114,7 +114,8 @@ class BitsMatmul(NativeProduct):
         Of a `BitsProblem` inputs may be rows of codes, and answers become such rows.
 
         Raises:
-            KernelError: As `NativeProduct.run`; an input of codes holds one above those of its bits.
+            KernelError: As `NativeProduct.run`; an input of codes holds one above those of its bits. Rows that a
+                product marked (`coded=True`) are not looked through: kernels made them, within their bits.
         """
         epilogue, quantization = problem.epilogue, problem.quantization
         *leading, in_features = x.shape
