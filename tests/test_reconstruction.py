@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 import twofour
-from twofour import masks, reconstruction
+from twofour import masks
 from twofour.errors import DataError, RecipeError
 from twofour.pruning import reconstruction_report
+from twofour.reconstruction import solving
+from twofour.reconstruction.distances import answers_apart
 
 
 class Block(nn.Module):
@@ -49,8 +51,8 @@ def tokens(count: int = 12) -> list[Tensor]:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconstruction, "BLOCK_STEPS", 30)
-    monkeypatch.setattr(reconstruction, "MODEL_STEPS", 60)
+    monkeypatch.setattr(solving, "BLOCK_STEPS", 30)
+    monkeypatch.setattr(solving, "MODEL_STEPS", 60)
 
 
 def held(model: nn.Module) -> dict[str, Tensor]:
@@ -82,16 +84,16 @@ def test_what_is_neither_pruned_nor_flat_stays_to_the_bit() -> None:
     before = Stack()
     model = twofour.prune(copy.deepcopy(before), {"blocks.*": "2:4"}, data=tokens(), progress=False)
     assert reconstruction_report(model).kept  # pyright: ignore[reportOptionalMemberAccess]
-    for name in ("table.weight", "head.weight"):
+    for name in ("table.weight", "head.weight", "head.bias"):
         assert torch.equal(model.get_parameter(name), before.get_parameter(name))
-    changed = ("blocks.0.norm.weight", "blocks.0.up.bias", "head.bias")
+    changed = ("blocks.0.norm.weight", "blocks.0.up.bias")
     assert not any(torch.equal(model.get_parameter(name), before.get_parameter(name)) for name in changed)
     assert all(p.grad is None and p.requires_grad for p in model.parameters()) and model.training
 
 
 def test_where_it_is_no_better_the_values_of_the_criterion_stand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconstruction, "BLOCK_RATE", 30.0)
-    monkeypatch.setattr(reconstruction, "MODEL_RATE", 30.0)
+    monkeypatch.setattr(solving, "BLOCK_RATE", 30.0)
+    monkeypatch.setattr(solving, "MODEL_RATE", 30.0)
     model = twofour.prune(Stack(), "2:4", data=tokens(), progress=False)
     report = reconstruction_report(model)
     assert report is not None and not report.kept and report.after == report.before and "no smaller" in str(report)
@@ -104,22 +106,117 @@ def calls_before_reconstruction() -> int:
     return counted.calls
 
 
-@pytest.mark.parametrize("into", [8, 40, 75, 100])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_an_error_leaves_the_model_as_it_was(into: int, error: type[BaseException]) -> None:
-    last = calls_before_reconstruction() + into
+def failing(at: int, error: type[BaseException], inside: bool) -> Stack:
+    """Return a model that raises at a forward pass of its own, or of its second block."""
 
     def fail(number: int) -> None:
-        if number == last:
+        if number == at:
             raise error("now")
 
-    model = Stack(fail=fail)
+    model = Stack(fail=None if inside else fail)
+    if inside:
+        seen = iter(range(1, 10_000))
+        model.blocks[1].register_forward_pre_hook(lambda *_: fail(next(seen)))
+    return model
+
+
+PLACES = [(8, False), (40, False), (75, False), (100, False), (30, True), (80, True), (130, True)]
+"""Forward passes after those of the criterion: of the survey, of blocks, of the whole model, of its judge."""
+
+
+@pytest.mark.parametrize(("into", "inside"), PLACES)
+def test_an_interruption_leaves_the_model_as_it_was(into: int, inside: bool) -> None:
+    model = failing(calls_before_reconstruction() + into, KeyboardInterrupt, inside)
     before, places = held(model), [p.data_ptr() for p in model.parameters()]
-    with pytest.raises(DataError if error is ValueError else error):
+    with pytest.raises(KeyboardInterrupt):
         twofour.prune(model, "2:4", data=tokens(), progress=False)
     assert same(held(model), before) and [p.data_ptr() for p in model.parameters()] == places
     assert not masks.of(model) and model.training and all(p.requires_grad for p in model.parameters())
     assert reconstruction_report(model) is None
+
+
+@pytest.mark.parametrize(("into", "inside"), PLACES)
+def test_an_error_is_raised_where_it_was_asked_for_and_else_costs_nothing(
+    into: int, inside: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    at = calls_before_reconstruction() + into
+    asked = failing(at, ValueError, inside)
+    before = held(asked)
+    with pytest.raises(DataError, match="while it is reconstructed"):
+        twofour.prune(asked, "2:4", data=tokens(), progress=False, reconstruct=True)
+    assert same(held(asked), before) and not masks.of(asked)
+    model = twofour.prune(failing(at, ValueError, inside), "2:4", data=tokens(), progress=False)
+    assert "not reconstructed, the values of the criterion stand" in caplog.text
+    plain = twofour.prune(Stack(), "2:4", data=tokens(), progress=False, reconstruct=False)
+    assert same(held(model), held(plain)) and reconstruction_report(model) is None
+
+
+class Harmful(Stack):
+    """Cannot be differentiated: what `exp` saved for it is changed."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        y = super().forward(tokens).exp()
+        y += 1
+        return y
+
+
+class Loss(Stack):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "said"),
+    [
+        (Harmful, tokens(), "inplace operation"),
+        (Loss, tokens(), "no tensor of real numbers with an axis"),
+        (Stack, tokens(1)[0][:4], "1 batches, of 4 samples the smallest"),
+    ],
+    ids=["no gradient", "loss", "too few samples"],
+)
+def test_what_cannot_be_reconstructed_is_pruned_by_the_criterion(
+    model: type[Stack], data: list[Tensor], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "twofour.reconstruction")
+    found = twofour.prune(model(), "2:4", data=data, progress=False)
+    assert "not reconstructed" in caplog.text and said in caplog.text
+    assert same(held(found), held(twofour.prune(model(), "2:4", data=data, progress=False, reconstruct=False)))
+    with pytest.raises(DataError, match=said):
+        twofour.prune(model(), "2:4", data=data, progress=False, reconstruct=True)
+
+
+def test_padding_counts_nowhere() -> None:
+    class Masked(Stack):
+        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+            return super().forward(input_ids)
+
+    mask = (torch.arange(6) < 3).long().expand(8, 6)
+    given = [{"input_ids": ids, "attention_mask": mask} for ids in tokens()]
+    others = [{"input_ids": ids.where(mask.bool(), 7), "attention_mask": mask} for ids in tokens()]
+    one, other = (twofour.prune(Masked(), "2:4", data=data, progress=False) for data in (given, others))
+    assert reconstruction_report(one).kept  # pyright: ignore[reportOptionalMemberAccess]
+    assert reconstruction_report(one).after == pytest.approx(reconstruction_report(other).after)  # pyright: ignore
+
+
+def test_frozen_parameters_stay() -> None:
+    model = Stack()
+    for block in model.blocks:
+        block.norm.requires_grad_(False)  # pyright: ignore
+    before = held(model)
+    twofour.prune(model, "2:4", data=tokens(), progress=False)
+    assert reconstruction_report(model).kept  # pyright: ignore[reportOptionalMemberAccess]
+    assert all(torch.equal(before[name], value) for name, value in held(model).items() if "norm" in name)
+
+
+def test_steps_that_take_too_long_are_not_begun(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "twofour.reconstruction")
+    monkeypatch.setattr(solving, "BLOCK_SECONDS", 0.0)
+    monkeypatch.setattr(solving, "MODEL_BYTES", 0)
+    model = twofour.prune(Stack(), "2:4", data=tokens(), progress=False)
+    assert "block 1 of 3 is not reconstructed: a step takes" in caplog.text and "blocks alone" in caplog.text
+    assert same(held(model), held(twofour.prune(Stack(), "2:4", data=tokens(), progress=False, reconstruct=False)))
 
 
 def test_a_model_that_is_no_chain_is_solved_whole() -> None:
@@ -143,19 +240,21 @@ def test_scores_by_the_name_of_logits_are_compared_as_such() -> None:
 
     scores, others = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     p, q = others.float().softmax(-1), scores.float().softmax(-1)
-    found = reconstruction._apart(Answer(logits=scores), Answer(logits=others))
+    found = answers_apart(Answer(logits=scores), Answer(logits=others))
     torch.testing.assert_close(found, (p * (p.log() - q.log())).sum(-1).mean())
     scores.requires_grad_()
-    relative = reconstruction._apart((scores, 3), (others, 3))
-    torch.testing.assert_close(relative, ((scores - others).square().sum() / others.square().sum()).float())
+    found = answers_apart((scores, 3), (others, 3))
+    torch.testing.assert_close(found, ((scores - others).square().sum() / others.square().sum()).float())
 
 
-def test_bfloat16_and_tensors_of_inference_mode() -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_and_tensors_of_inference_mode(dtype: torch.dtype) -> None:
     with torch.inference_mode():
         data = [torch.randint(50, (8, 6), generator=torch.Generator().manual_seed(n)) for n in range(10)]
-    model = twofour.prune(Stack().bfloat16(), "2:4", data=data, progress=False)
-    assert reconstruction_report(model) is not None
-    assert all(p.dtype == torch.bfloat16 and p.isfinite().all() for p in model.parameters())
+    model = twofour.prune(Stack().to(dtype), "2:4", data=data, progress=False)
+    report = reconstruction_report(model)
+    assert report is not None and report.kept
+    assert all(p.dtype == dtype and p.isfinite().all() for p in model.parameters())
 
 
 def test_blocks_that_share_a_weight() -> None:
@@ -179,5 +278,7 @@ def test_who_names_a_criterion_asks_for_it() -> None:
     asked = twofour.prune(Stack(), "2:4", criterion="wanda", data=tokens(), progress=False, reconstruct=True)
     report = reconstruction_report(asked)
     assert report is not None and report.kept
+    with pytest.raises(RecipeError, match="`reconstruct` is neither True nor False"):
+        twofour.prune(Stack(), "2:4", data=tokens(), reconstruct="no")  # pyright: ignore[reportArgumentType]
     with pytest.raises(RecipeError, match=r"nothing to reconstruct by\n  got +reconstruct=True without data"):
         twofour.prune(Stack(), "2:4", reconstruct=True)

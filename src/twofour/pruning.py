@@ -121,8 +121,8 @@ def prune(
     if permute:
         example = _traced_on(model, assignment, example, data)
     _log_criterion(recipe.criterion, unnamed=unnamed, data=data)
-    asked = reconstruct if reconstruct is not None else unnamed and data is not None
-    attach = partial(_attach, model, reconstructed=reconstruction.prepared(model, data, progress) if asked else None)
+    asked = False if reconstruct is None and not (unnamed and data) else reconstruct
+    attach = partial(_attach, model, reconstruction.prepared(model, data, asked=asked, progress=progress))
     given: dict[str, Any] = {"data": data, "samples": sum(batch.samples for batch in data or ()) or criteria.SAMPLES}
     scores = partial(criteria.importance, model, criterion=recipe.criterion, **given)
     given |= {"loss": loss, "progress": progress, "unseen": criteria.Magnitude() if unnamed else None}
@@ -160,7 +160,7 @@ def _dense(model: nn.Module, permute: bool, simplify: bool, example: Any, data: 
     return simplification.simplify(model, example) if simplify else model
 
 
-def _attach(model: nn.Module, solved: Solved, reconstructed: reconstruction.Reconstruct | None) -> None:
+def _attach(model: nn.Module, reconstructed: reconstruction.Reconstruct | None, solved: Solved) -> None:
     """Reconstruct, where that is asked for, and attach the masks; what fails inside brings all values back."""
     try:
         report = reconstructed(solved) if reconstructed is not None else None

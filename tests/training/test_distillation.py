@@ -78,7 +78,7 @@ def weights(model: nn.Module) -> torch.Tensor:
 def test_the_control_is_trained_first_and_teaches() -> None:
     sparse, control = pair(4)
     batches = [(torch.randn(8, 16), torch.randint(4, (8,))) for _ in range(4)]
-    result = repeated(sparse, batches, control=control)
+    result = repeated(sparse, batches, control=control, teacher="control")
     assert result.teacher == "the control" and "taught by the control" in str(result)
 
     other, trained = pair(4)
@@ -101,6 +101,8 @@ def test_another_model_teaches_and_one_teacher_is_enough() -> None:
     assert torch.equal(weights(first), weights(third)), "taught once, not twice"
     with pytest.raises(TrainingError, match=r"no such teacher\n  got +'dense'"):
         repeated(first, batches, teacher="dense")
+    with pytest.raises(TrainingError, match="cannot teach itself"):
+        repeated(first, batches, teacher=first)
 
 
 @pytest.mark.parametrize(
@@ -150,8 +152,9 @@ def test_a_model_that_answers_its_loss_trains_without_a_teacher(caplog) -> None:
 
     (sparse, control), (other, same) = pair(4), pair(4)
     batches = [(torch.randn(8, 16), 0) for _ in range(2)]
-    repeated(OwnLoss(sparse), batches, lambda output, _: output, control=OwnLoss(control))
+    result = repeated(OwnLoss(sparse), batches, lambda output, _: output, control=OwnLoss(control), teacher="control")
     assert caplog.text.count("nobody teaches the sparse model: the control answers with nothing") == 1
+    assert result.teacher is None
     repeated(OwnLoss(other), batches, lambda output, _: output, control=OwnLoss(same), teacher=None)
     assert torch.equal(weights(sparse), weights(other))
 

@@ -68,7 +68,7 @@ def test_masks_hold_and_the_history_is_whole():
 
 def test_neither_run_disturbs_the_other():
     model, control = pair_of_models()
-    finetune(model, noisy_loader(), **recipe(), evaluate=accuracy, control=control, teacher=None)
+    finetune(model, noisy_loader(), **recipe(), evaluate=accuracy, control=control)
     alone, control_alone = pair_of_models()
     finetune(alone, noisy_loader(), **recipe())
     train(control_alone, noisy_loader(), **recipe())

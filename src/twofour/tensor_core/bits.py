@@ -187,7 +187,7 @@ def bit_product(
             n = 2 * n - ones_b
         case _:
             pass
-    weights = (torch.tensor(of, device="cpu") for of in (of_a, of_b))
+    weights = (torch.tensor(of, dtype=torch.int64, device="cpu") for of in (of_a, of_b))
     return (n * next(weights)[:, None, None, None] * next(weights)[:, None]).sum((0, 2))
 
 

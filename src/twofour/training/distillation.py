@@ -229,12 +229,20 @@ class Taught:
             inputs, target = pair(batch)
             seen = dict[str, Tensor]()
             observed = calls.observing(self._layers, after=_keeping(seen))
+            if self.silent:
+                yield inputs, (target, None)
+                continue
             with calls.evaluating(self.teacher), torch.no_grad(), observed:
-                answer = self._answered(call(self.teacher, to_device(inputs, device)), target)
+                answer = self._answered(call(self.teacher, to_device(inputs, device)), inputs, target)
             states = tuple(seen[name] for name, _ in self._layers if name in seen)
             yield inputs, (target, answer, states) if self._layers else (target, answer)
 
-    def _answered(self, output: Any, target: Any) -> Tensor | None:
+    @property
+    def silent(self) -> bool:
+        """Whether the teacher is not asked."""
+        return False
+
+    def _answered(self, output: Any, inputs: Any, target: Any) -> Tensor | None:
         return self.answer(output)
 
 
@@ -254,9 +262,15 @@ class Lesson(Taught):
         self._found: tuple[Kind, Answer] | None = None
         self._begun = False
 
-    def _answered(self, output: Any, target: Any) -> Tensor | None:
+    @property
+    def silent(self) -> bool:
+        """Whether the first batch has shown that nothing can be compared."""
+        return self._begun and self._found is None
+
+    def _answered(self, output: Any, inputs: Any, target: Any) -> Tensor | None:
         if not self._begun:
-            self._begin(comparison(output, target))
+            labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
+            self._begin(comparison(output, labels if labels is not None else target))
         return None if self._found is None else self._found[1](output)
 
     def _begin(self, found: tuple[Kind, Answer] | None) -> None:

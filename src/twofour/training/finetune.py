@@ -48,13 +48,13 @@ def finetune(
     clip_norm: float | None = None,
     progress: bool = True,
     scheme: gradual.Patterns | SchemeFactory | None = None,
-    teacher: nn.Module | Literal["control"] | None = "control",
+    teacher: nn.Module | Literal["control"] | None = None,
 ) -> Result:
-    """Train a pruned model again as it was trained before, and the dense model before it as a control, which teaches.
+    """Train a pruned model again as it was trained before, and the dense model beside it as a control.
 
-    The control is trained first, by the loss alone. Then it teaches the sparse model: half of that one's loss is the
-    distance to the control's answers (Hinton et al. 2015; `distilled`), which costs a forward pass of the control in
-    each step. `teacher=None` is the paper's workflow to the letter.
+    With `teacher="control"` the control is trained first, by the loss alone, and then teaches: half of the sparse
+    model's loss is the distance to the control's answers (Hinton et al. 2015; `distilled`). It costs a forward pass of
+    the control in each step, and the difference is then that of sparsity and teaching together.
 
     With `scheme` the model comes dense and becomes sparse meanwhile: `finetune(..., scheme="block:16x16@0.9")` prunes
     it more and more over the first half of the steps (`training.gradual`), the other half repairs.
@@ -89,10 +89,11 @@ def finetune(
             `Recipe` as `twofour.prune` takes them, or a function of the model and the
             number of steps that attaches a scheme of `twofour.training`, such as `gradual.during("1:4")` and
             `block_thresholds.during((4, 4))` return. Its penalty is added to the loss, but not to what is reported.
-        teacher: Who teaches the sparse model: the "control", where there is one; another model that is trained for the
-            task already; nobody (None). The first batch says how answers are compared: as classes where the targets
-            are whole numbers, else by their values, relative to the teacher's; where they cannot be, a warning says
-            so. Where the loader brings a teacher already (`Taught`), nobody else teaches.
+        teacher: Who teaches the sparse model: nobody; the "control", where there is one; another model that is trained
+            for the task already. The first batch says how answers are compared: as classes where the targets are
+            whole numbers, or where the answers have `logits` and neither the targets nor `labels` among the inputs are
+            floats; else by their values, relative to the teacher's; where they cannot be, a warning says so, and
+            nobody teaches. Where the loader brings a teacher already (`Taught`), nobody else teaches.
 
     Returns:
         The histories of both runs and the difference of their final evaluations.
@@ -112,7 +113,7 @@ def finetune(
     plan = dataclasses.replace(repeated, scheme=factory)
     plan.check()
     require_module(model, TrainingError)
-    require_teacher(teacher)
+    require_teacher(teacher, model)
     if factory is None:
         check_masked(model)
     if control is not None:
@@ -125,7 +126,7 @@ def finetune(
         if control is not None:
             control_run = loop.run(control, repeated, "control", folder and folder / "control.pt", display)
         sparse_run = loop.run(model, plan, "sparse", folder and folder / "sparse.pt", display)
-    return Result(sparse_run, control_run, seed, plan.taught)
+    return Result(sparse_run, control_run, seed, _teacher(plan))
 
 
 def train(
@@ -154,15 +155,22 @@ def train(
     plan = Plan(loader, loss, optimizer, schedule, epochs, evaluate, seed, schedule_every, clip_norm, checkpoint_every)
     plan.check()
     require_module(model, TrainingError)
-    require_teacher(teacher, control=False)
+    require_teacher(teacher, model, control=False)
     plan = _taught(plan, teacher, "another model")
     folder = named(checkpoint, TrainingError, "`checkpoint`") if checkpoint is not None else None
     with checkpoints.alone(folder), Progress(progress, stays=True) as display:
         return loop.run(model, plan, name, folder and folder / f"{name}.pt", display)
 
 
-def require_teacher(teacher: object, *, control: bool = True) -> None:
-    """Refuse a teacher that is no model, nor nobody, nor the control where there may be one."""
+def require_teacher(teacher: object, model: nn.Module, *, control: bool = True) -> None:
+    """Refuse a teacher that is no other model, nor nobody, nor the control where there may be one."""
+    if teacher is model:
+        raise TrainingError(
+            "the model cannot teach itself",
+            got="teacher=model",
+            wanted="another model, trained for the task",
+            remedy="copy.deepcopy(model) before it is pruned",
+        )
     if teacher is None or isinstance(teacher, nn.Module) or (control and teacher == "control"):
         return
     named = '"control", ' if control else ""
@@ -170,7 +178,7 @@ def require_teacher(teacher: object, *, control: bool = True) -> None:
         "there is no such teacher",
         got=repr(teacher) if isinstance(teacher, str) else type(teacher).__name__,
         wanted=f"{named}a torch.nn.Module that is trained for the task, or None",
-        remedy="leave it out: the control teaches, where there is one" if control else "leave it out",
+        remedy="leave it out: nobody teaches then",
     )
 
 
@@ -180,6 +188,11 @@ def _taught(plan: Plan, teacher: nn.Module | None, who: str) -> Plan:
         return plan
     lesson = Lesson(plan, teacher, who)
     return dataclasses.replace(plan, loader=lesson, loss=lesson.loss, taught=who)
+
+
+def _teacher(plan: Plan) -> str | None:
+    """Return who has taught."""
+    return None if isinstance(plan.loader, Lesson) and plan.loader.silent else plan.taught
 
 
 def check_masked(model: nn.Module) -> None:
