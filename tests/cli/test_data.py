@@ -94,6 +94,9 @@ def test_without_a_criterion_data_bring_the_best_and_what_is_left_out_is_said(zo
     assert "criterion: admm, calibrated on 1024 samples" in result.stdout
     assert "first 1024 samples; not used: 3 of 131 batches" in result.stdout and "no data" not in result.stdout
     assert 'criterion = "admm"' in Path("best/recipe.toml").read_text()
+    assert "reconstructed: answers to " in result.stdout
+    report = json.loads(Path("best/report.json").read_text())["reconstruction"]
+    assert report["kept"] is (report["after"] < report["before"]) and report["samples"] > 0
     plain = zoo("prune", "zoo_cli:small", "--out", "plain")
     assert plain.exit_code == 0 and 'no data: pruned by "magnitude"; with --data' in plain.stdout
     assert 'criterion = "magnitude"' in Path("plain/recipe.toml").read_text()
@@ -108,6 +111,35 @@ def test_several_arrays_are_arguments_by_name(zoo):
     refused(zoo(*words, "xz.npz"), "DataError", "unexpected keyword argument 'z'")
     np.savez("odd.npz", x=inputs().numpy(), y=inputs()[:5].numpy())
     refused(zoo(*words, "odd.npz"), "the same number of samples", "x (32, 64), y (5, 64)", "arguments of forward")
+
+
+@pytest.mark.parametrize(
+    "options, rebuilt",
+    [
+        (("--no-reconstruct",), False),
+        (("--criterion", "wanda"), False),
+        (("--criterion", "wanda", "--reconstruct"), True),
+        (("--skip", "0"), True),
+    ],
+)
+def test_reconstruction_is_what_python_does(zoo, options: tuple[str, ...], rebuilt: bool) -> None:
+    write("x.npz")
+    result = zoo("prune", "zoo_cli:small", "--out", "out", "--data", "x.npz", *options)
+    assert result.exit_code == 0, result.output
+    assert ("reconstructed: " in result.stdout) is rebuilt
+    assert ("reconstruction" in json.loads(Path("out/report.json").read_text())) is rebuilt
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.Linear(64, 10))
+    named = {"criterion": "wanda"} if "wanda" in options else {}
+    asked = True if "--reconstruct" in options else False if "--no-reconstruct" in options else None
+    skip = ["0"] if "--skip" in options else []
+    twofour.prune(model, "2:4", data=list(inputs().split(8)), reconstruct=asked, skip=skip, **named)
+    written = load_file("out/model.safetensors")
+    assert all(torch.equal(written[name], value) for name, value in model.state_dict().items())
+
+
+def test_reconstruction_needs_data(zoo) -> None:
+    refused(zoo("prune", "zoo_cli:small", "--out", "no", "--reconstruct"), "--reconstruct needs inputs", "--data FILE")
 
 
 def test_permute(zoo):
@@ -164,7 +196,7 @@ def test_refusals(run, bert: Path):
     refused(run(*bare, "t.txt"), "bare has no tokenizer that can be loaded")
     save_file({"fc.weight": torch.randn(16, 32)}, "w.safetensors")
     weights = ("prune", "w.safetensors", "--out", "no", "--include", "fc", "--axis", "1", "--permute")
-    refused(run(*weights), "need a model to run", "no --data and no --permute")
+    refused(run(*weights), "need a model to run", "no --data, --permute or --reconstruct")
     refused(run("prune", "zoo_cli:small", "--out", "no", "--criterion", "learned"), "follows a loss", "loss=...")
     assert not Path("no").exists()
 

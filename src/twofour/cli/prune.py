@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +22,7 @@ from twofour.cli.options import Folder, Globs, Skip
 from twofour.criteria import AUTO, SAMPLES, resolve, wanted
 from twofour.errors import SourceError
 from twofour.export.huggingface import write_pruned
-from twofour.recipe import Recipe
+from twofour.recipe import DENSE, Recipe
 from twofour.streaming import result_folder
 from twofour.streaming.companions import companions
 from twofour.structure import permutation
@@ -48,6 +49,14 @@ Length = Annotated[int, typer.Option(help="Tokens at most of a text of the calib
 Permute = Annotated[
     bool, typer.Option("--permute", help="Order the channels so that the pattern fits better; needs --data.")
 ]
+Reconstruct = Annotated[
+    bool | None,
+    typer.Option(
+        "--reconstruct/--no-reconstruct",
+        help="Solve the kept values together afterwards; kept where samples held back come nearer to the dense model.",
+        show_default="with --data and --criterion auto",
+    ),
+]
 Include = Annotated[Globs, typer.Option(metavar="GLOB", help="Prune these layers only; needed for a file.")]
 Axis = Annotated[
     Globs,
@@ -72,6 +81,7 @@ def prune(
     samples: Samples = None,
     length: Length = 512,
     permute: Permute = False,
+    reconstruct: Reconstruct = None,
     include: Include = None,
     axis: Axis = None,
     skip: Skip = None,
@@ -92,14 +102,15 @@ def prune(
     rules: Any = {glob: pattern for glob in include} if include else pattern
     recipe = Recipe.parse(rules, criterion=resolve(criterion, data), skip=skip or (), eligibility=eligibility)
     streamed.require_axes(found, include, axis)
-    _require_usable(found, recipe, data, permute)
+    _require_usable(found, recipe, data, permute, bool(reconstruct))
     with remedies_of_options(REMEDIES):
         if found.kind != "function" and recipe.criterion.need is None and data is None and not permute:
             content = _prune_files(found, recipe, out, axis or (), ray, force)
         else:
             _require_one_machine(ray)
             given = None if data is None else calibration.read(data, found, samples or calibration.MOST_TEXTS, length)
-            content = _prune_loaded(found, recipe, out, given, samples, permute, force)
+            how = {"permute": permute, "reconstruct": reconstruct, "unnamed": criterion == AUTO and data is not None}
+            content = _prune_loaded(found, recipe, out, given, samples, how, force)
     if criterion == AUTO and data is None:
         say(pruning.WITHOUT_DATA.replace("data=", "--data").replace('criterion="magnitude"', "--criterion magnitude"))
     say(f"wrote {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
@@ -128,21 +139,20 @@ def _prune_files(
 
 
 def _prune_loaded(
-    source: sources.Source, recipe: Recipe, out: Path, data: Any, samples: int | None, permute: bool, force: bool
+    source: sources.Source, recipe: Recipe, out: Path, data: Any, samples: int | None, how: dict[str, Any], force: bool
 ) -> dict[str, Any]:
     streamed.require_memory(source)
     with result_folder.folder(out, force) as target:
         # Calibration has a bar of its own.
         with progress(f"pruning {source.text}") if data is None else nullcontext():
-            report, permuted, told = _prune_model(source, recipe, target, data, samples, permute)
+            report, changed, told = _prune_model(source, recipe, target, data, samples, **how)
         recipe.save(target / result_folder.RECIPE)
         content = result_folder.write_report(
-            target, {"source": source.text, "out": str(out), **permuted, **report.to_dict()}
+            target, {"source": source.text, "out": str(out), **changed, **report.to_dict()}
         )
     for sentence in told:
         say(sentence)
-    if permuted:
-        shares = permuted["permutation"]
+    if shares := changed.get("permutation"):
         before, after = shares["magnitude_before"], shares["magnitude_after"]
         say(f"permuted: magnitude kept {before:.2%} -> {after:.2%}{'' if shares['kept'] else ', put back'}")
         if shares["judged"] is not None:
@@ -162,7 +172,7 @@ def _require_one_machine(ray: str | None) -> None:
         )
 
 
-def _require_usable(source: sources.Source, recipe: Recipe, data: str | None, permute: bool) -> None:
+def _require_usable(source: sources.Source, recipe: Recipe, data: str | None, permute: bool, reconstruct: bool) -> None:
     need = recipe.criterion.need
     if need in ("gradients", "training"):
         raise SourceError(
@@ -170,11 +180,18 @@ def _require_usable(source: sources.Source, recipe: Recipe, data: str | None, pe
             wanted="a criterion without a loss",
             remedy="call twofour.prune(model, ..., data=..., loss=...) in Python",
         )
-    if source.kind == "file" and (need is not None or data is not None or permute):
+    if source.kind == "file" and (need is not None or data is not None or permute or reconstruct):
         raise SourceError(
-            "calibration and permutation need a model to run",
+            "calibration, permutation and reconstruction need a model to run",
             got=f"a file of weights and the criterion {recipe.criterion.name}",
-            wanted='"magnitude" or "random", no --data and no --permute, or a SOURCE that is a model',
+            wanted='"magnitude" or "random", no --data, --permute or --reconstruct, or a SOURCE that is a model',
+        )
+    if reconstruct and data is None:
+        raise SourceError(
+            "--reconstruct needs inputs: the kept values follow what the dense model answers to them",
+            got="no --data",
+            wanted=calibration.FORMS,
+            remedy="--data FILE; a few hundred samples without targets",
         )
     if permute and data is None:
         raise SourceError(
@@ -186,7 +203,15 @@ def _require_usable(source: sources.Source, recipe: Recipe, data: str | None, pe
 
 
 def _prune_model(
-    source: sources.Source, recipe: Recipe, target: Path, data: Any, samples: int | None, permute: bool
+    source: sources.Source,
+    recipe: Recipe,
+    target: Path,
+    data: Any,
+    samples: int | None,
+    *,
+    permute: bool,
+    reconstruct: bool | None,
+    unnamed: bool,
 ) -> tuple[Report, dict[str, Any], list[str]]:
     model = source.model()
     options: dict[str, Any] = {}
@@ -200,9 +225,20 @@ def _prune_model(
     if permute:
         options |= {"permute": True, "example": calibration.example(model, options["data"])}
     with calls.without_cache(model):
-        pruning.prune(model, recipe, **options)
+        pruning.prune(model, **_what(recipe, unnamed), reconstruct=reconstruct, **options)
     write_pruned(model, target, source.path if source.kind == "folder" else None, recipe.criterion.name)
-    return checker.check(model), _permutation(pruning.permutation_report(model)), told
+    if (won := pruning.reconstruction_report(model)) is not None:
+        told.append(str(won))
+    changed = _permutation(pruning.permutation_report(model)) | ({"reconstruction": asdict(won)} if won else {})
+    return checker.check(model), changed, told
+
+
+def _what(recipe: Recipe, unnamed: bool) -> dict[str, Any]:
+    """Return what `prune` is asked for: of a recipe whose criterion nobody named its rules, so `prune` names it."""
+    if not unnamed:
+        return {"pattern": recipe}
+    rules = {glob: DENSE if pattern is None else pattern for glob, pattern in recipe.rules}
+    return {"pattern": rules, "skip": recipe.skip, "eligibility": recipe.eligibility}
 
 
 def _permutation(found: permutation.Report | None) -> dict[str, Any]:
