@@ -12,6 +12,7 @@ from torch import nn
 import twofour
 from tasks.base import Task
 from twofour import criteria
+from twofour.criteria import AUTO
 
 DENSE = "dense"
 SAMPLES = 1 << 20
@@ -26,7 +27,7 @@ class Arm:
 
     Attributes:
         pattern: "2:4" and so on; "dense" for the control.
-        criterion: Which values stay; "" for the control.
+        criterion: Which values stay; "" for the control, "auto" for what `twofour.prune` does with data by itself.
         permuted: Whether channels are permuted first.
         again: Whether the training is repeated.
         taught: Whether the trained control teaches meanwhile, as `twofour.finetune` has it.
@@ -71,14 +72,14 @@ class Arm:
 def built(criterion: str) -> bool:
     """Whether this version has the criterion."""
     try:
-        criteria.parse(criterion)
+        criteria.resolve(criterion, None)
     except twofour.TwofourError:
         return False
     return True
 
 
 FOLLOW_LOSS = ("taylor", "learned")
-CRITERIA = ("magnitude", "random", *FOLLOW_LOSS, "wanda", "ria", "sparsegpt-mask", "sparsegpt", "admm")
+CRITERIA = ("magnitude", "random", *FOLLOW_LOSS, "wanda", "ria", "sparsegpt-mask", "sparsegpt", "admm", AUTO)
 PERMUTED = ("magnitude", "wanda", "ria", "sparsegpt")
 
 ONE_SHOT = (
@@ -96,6 +97,8 @@ AGAIN = (
     Arm("2:4", "sparsegpt", permuted=True, again=True),
     Arm("2:4", "admm", again=True),
     Arm("2:4", "admm", again=True, taught=True),
+    Arm("2:4", AUTO, again=True),
+    Arm("2:4", AUTO, again=True, taught=True),
     Arm("4:8", "magnitude", again=True),
     Arm("1:4", "magnitude", again=True),
     Arm("8:2:8", "magnitude", again=True),

@@ -39,6 +39,9 @@ How to read it:
   control with the same seed, averaged over seeds; the interval is Student's 95 % over seeds.
 * ± behind a figure is the standard deviation over seeds; in rows of one seed it is the binomial standard error over
   the held-out examples, where the metric is an accuracy. An interval of two seeds is so wide that it says little.
+* **seconds** and **MB**: what pruning took on the machine named below, and the most memory that the process held
+  meanwhile beyond what it held before; where a row was measured before they were kept, nothing stands there. "auto" is
+  what `twofour.prune` does with data by itself: `admm`, then the kept values solved together.
 * **random** keeps random values: what any criterion must beat. Where it ties, the text says so.
 * **Goal**: trained again, no more than 0.2 below the control. Most repetitions here are a small part of what the model
   was trained with, which the paper's workflow repeats whole: each table says how much it had.
@@ -81,8 +84,11 @@ def _section(task: Task, head: dict[str, object], rows: list[Row]) -> str:
     pruned = [arm for arm in one_shot(task) if arm.key in found]
     if pruned:
         dense = values([row.dense for row in _one_per_seed(rows)], metric)
-        lines += [f"| one-shot | {metric['name']} | difference to dense |", "| --- | --- | --- |"]
-        lines += [f"| dense | {dense} | |", *(_one_shot_line(arm, found[arm.key], metric) for arm in pruned), ""]
+        lines += [
+            f"| one-shot | {metric['name']} | difference to dense | seconds | MB |",
+            "| --- | --- | --- | --- | --- |",
+        ]
+        lines += [f"| dense | {dense} | | | |", *(_one_shot_line(arm, found[arm.key], metric) for arm in pruned), ""]
         lines += _remarks(pruned, found, metric)
     trained = [arm for arm in again(task) if arm.key in found]
     if trained:
@@ -100,8 +106,15 @@ def _section(task: Task, head: dict[str, object], rows: list[Row]) -> str:
 
 
 def _one_shot_line(arm: Arm, rows: Sequence[Row], metric: dict[str, object]) -> str:
-    differences = [row.value - row.dense for row in rows]
-    return f"| {arm.name} | {values([row.value for row in rows], metric)} | {signed(statistics.mean(differences))} |"
+    apart = signed(statistics.mean([row.value - row.dense for row in rows]))
+    seconds = [row.pruning for row in rows if row.pruning is not None]
+    memory = [row.memory / 1e6 for row in rows if row.memory is not None]
+    costs = f"{_mean(seconds, 1)} | {_mean(memory, 0)}"
+    return f"| {arm.name} | {values([row.value for row in rows], metric)} | {apart} | {costs} |"
+
+
+def _mean(found: Sequence[float], decimals: int) -> str:
+    return f"{statistics.mean(found):,.{decimals}f}" if found else ""
 
 
 def _again_line(arm: Arm, rows: Sequence[Row], control: Sequence[Row], metric: dict[str, object]) -> str:

@@ -24,6 +24,7 @@ import page as results_page
 import shrink_encoder
 import shrink_nets
 from arms import FOLLOW_LOSS, Arm, again, built, one_shot
+from cost import Cost
 from records import SCRATCH, Nearness, Records, Row, Run, Shrunk, Trained, version
 from tasks import BLOCKS, GRADIENTS, LOW_BITS, SHRINK, TASKS, Task
 from twofour import training
@@ -219,10 +220,10 @@ def measured(subject: Task, arm: Arm, seed: int) -> Row:
     """Make one row: the dense model, pruned, and trained again where the arm says so."""
     model = dense_model(subject, seed)
     dense = _evaluated(subject, model)
-    begin = time.perf_counter()
     torch.manual_seed(seed)
-    arm.apply(model, subject, seed)
-    seconds = time.perf_counter() - begin
+    with Cost() as cost:
+        arm.apply(model, subject, seed)
+    seconds = cost.seconds
     one_shot = value = _evaluated(subject, model) if arm.criterion else dense
     if arm.again:
         begin = time.perf_counter()
@@ -230,7 +231,9 @@ def measured(subject: Task, arm: Arm, seed: int) -> Row:
         teacher = _kept_control(subject, seed) if arm.taught else None
         value = _trained(subject, model, seed, arm.name, teacher)
         seconds += time.perf_counter() - begin
-    return Row(arm.key, seed, dense, one_shot, value, seconds, subject.epochs if arm.again else 0, version())
+    epochs = subject.epochs if arm.again else 0
+    kept = (cost.seconds, cost.memory) if arm.criterion else (None, None)
+    return Row(arm.key, seed, dense, one_shot, value, seconds, epochs, version(), *kept)
 
 
 def dense_model(subject: Task, seed: int) -> nn.Module:
