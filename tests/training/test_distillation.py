@@ -309,3 +309,47 @@ def test_impossible_layers_are_refused() -> None:
         Taught(loader(), layered(), layers=["9"])
     with pytest.raises(TrainingError, match="`weight` is impossible"):
         Hidden(layered(), ["1"], weight=-1.0)
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(10, 16), nn.Linear(16, 5)
+
+    def forward(self, input_ids, attention_mask):
+        return self.head(self.embed(input_ids))
+
+
+@pytest.mark.parametrize("kind", ["classes", "values", "relative"])
+def test_hidden_tokens_are_not_compared(kind) -> None:
+    torch.manual_seed(0)
+    teacher, student = Words(), Words()
+    ids, target = torch.randint(10, (2, 4)), torch.randint(5, (2, 4))
+    mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]])
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    _, (_, answer, states, tokens) = next(iter(Taught([(inputs, target)], teacher, layers=["embed"])))
+    assert torch.equal(tokens, mask == 1) and len(states) == 1
+    loss = distilled(lambda o, t: o.sum() * 0, weight=1.0, kind=kind)
+    found = loss(student(**inputs), (target, answer, (), tokens))
+    ours, wanted = (net(**inputs)[mask == 1] for net in (student, teacher))
+    torch.testing.assert_close(found, loss(ours, (target[mask == 1], wanted)))
+    with Hidden(student, ["embed"], weight=0.5) as hidden:
+        both = distilled(lambda o, t: o.sum() * 0, weight=0.0, hidden=hidden)
+        more = both(student(**inputs), (target, answer, states, tokens))
+    ours, wanted = (net.embed(ids)[mask == 1] for net in (student, teacher))
+    torch.testing.assert_close(more, 0.5 * (ours - wanted).square().sum() / wanted.square().sum())
+    whole = {"input_ids": ids, "attention_mask": torch.ones_like(mask)}
+    assert len(next(iter(Taught([(whole, target)], teacher)))[1]) == 2
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3), (2, 3, 2)])
+def test_classes_that_are_ignored_are_not_compared(shape) -> None:
+    generator = torch.Generator().manual_seed(0)
+    found, wanted = (torch.randn(*shape, 5, generator=generator) for _ in range(2))
+    target = torch.randint(5, shape, generator=generator)
+    target.flatten()[::2] = -100
+    loss = distilled(lambda o, t: o.sum() * 0, weight=1.0)
+    kept = target != -100
+    torch.testing.assert_close(loss(found, (target, wanted)), loss(found[kept], (target[kept], wanted[kept])))
+    nothing = torch.full(shape, -100)
+    assert loss(found, (nothing, wanted)).item() == 0.0

@@ -16,7 +16,7 @@ def answers_apart(found: Any, wanted: Any, tokens: Tensor | None = None) -> Tens
     """Return how far answers are apart: of `logits` the divergence of their softmax, else the distance of each leaf."""
     scores = getattr(found, "logits", None)
     if isinstance(scores, Tensor) and scores.ndim >= 2 and scores.shape[-1] > 1:
-        ours, dense = (_counted(answer.float(), tokens).log_softmax(-1) for answer in (scores, wanted.logits))
+        ours, dense = (counted(answer.float(), tokens).log_softmax(-1) for answer in (scores, wanted.logits))
         return F.kl_div(ours.flatten(0, -2), dense.flatten(0, -2), reduction="batchmean", log_target=True)
     return leaves_apart(calls.output_leaves(found), calls.output_leaves(wanted), tokens)
 
@@ -41,12 +41,17 @@ def relative(found: Any, wanted: Any, tokens: Tensor | None = None) -> Tensor:
         wanted: The same.
         tokens: bool (batch, tokens), True for those that count; None for all.
     """
-    found, wanted = _counted(found.float(), tokens), _counted(wanted.float(), tokens)
+    found, wanted = counted(found.float(), tokens), counted(wanted.float(), tokens)
     return (found - wanted).square().sum() / wanted.square().sum().clamp_min(1e-12)
 
 
-def _counted(answer: Tensor, tokens: Tensor | None) -> Tensor:
-    """Return the vectors of tokens that are no padding, where the answer has one for each token."""
-    if tokens is None or answer.ndim < 3 or answer.shape[:2] != tokens.shape:
+def counted(answer: Tensor, tokens: Tensor | None) -> Tensor:
+    """Return the vectors that count, (those, ...), where the answer has one for each entry of the mask; else all of it.
+
+    Args:
+        answer: (batch, tokens, ...), or of other axes, which then all count.
+        tokens: bool (batch, tokens), or more axes, True for what counts; None for all.
+    """
+    if tokens is None or answer.ndim <= tokens.ndim or answer.shape[: tokens.ndim] != tokens.shape:
         return answer
     return answer[tokens.to(answer.device)]

@@ -20,7 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from twofour import calls
+from twofour.calibration import Batch
 from twofour.errors import TrainingError
+from twofour.reconstruction.distances import counted, relative
 from twofour.training.batches import Loader, call, length, pair, require_loader, to_device
 from twofour.training.plan import Loss, Plan, require_called
 
@@ -28,6 +30,8 @@ _log = logging.getLogger("twofour.training")
 
 Answer = Callable[[Any], Tensor]
 """Takes the tensor that is compared out of what a model answers."""
+IGNORED = -100
+"""The class of what is not to be learned, as `ignore_index` of torch's losses has it."""
 Kind = Literal["classes", "values", "relative"]
 """How the student's answer is compared with the teacher's."""
 
@@ -47,11 +51,9 @@ def answer_of(output: Any) -> Tensor:
     named = _logits(output)
     if isinstance(named, Tensor):
         return named
-    parts: Any = ()
+    parts: Any = output if isinstance(output, tuple | list) else ()
     if isinstance(output, Mapping):
         parts = output.values()
-    elif isinstance(output, tuple | list):
-        parts = output
     elif is_dataclass(output):
         parts = (getattr(output, entry.name) for entry in fields(output))
     for part in parts:
@@ -114,11 +116,12 @@ class Hidden:
         self._observed = None
         self._seen.clear()
 
-    def distance(self, wanted: Sequence[Tensor]) -> Tensor:
+    def distance(self, wanted: Sequence[Tensor], tokens: Tensor | None = None) -> Tensor:
         """Return the mean over the layers of the squared distance relative to the square of what is wanted, and forget.
 
         Args:
             wanted: What the teacher's layers handed on, of the shapes of the student's.
+            tokens: bool (batch, tokens), True for those that count where layers hand on one vector each; None for all.
 
         Raises:
             TrainingError: The student was not run inside `with`, or the layers do not match.
@@ -135,8 +138,7 @@ class Hidden:
         terms = list[Tensor]()
         for name, state, other in zip(self.layers, found, wanted, strict=True):
             _require_comparable(state, other, "values", name)
-            other = other.to(state.device)
-            terms.append(_relative(state, other))
+            terms.append(relative(state, other.to(state.device), tokens))
         return torch.stack(terms).mean()
 
 
@@ -191,6 +193,9 @@ def _keeping(seen: dict[str, Tensor]) -> Callable[..., None]:
 class Taught:
     """A loader whose targets carry the teacher's answers: (input, target) -> (input, (target, answer)).
 
+    Where inputs come with a mask that hides tokens, so do targets: (target, answer, outputs, tokens), whose `tokens`,
+    bool (batch, tokens), are those that are compared.
+
     Args:
         loader: Yields (input, target) pairs, anew each epoch.
         teacher: The dense model; it answers in evaluation mode, without gradients, on its own device.
@@ -235,12 +240,14 @@ class Taught:
             with calls.evaluating(self.teacher), torch.no_grad(), observed:
                 answer = self._answered(call(self.teacher, to_device(inputs, device)), inputs, target)
             states = tuple(seen[name] for name, _ in self._layers if name in seen)
-            yield inputs, (target, answer, states) if self._layers else (target, answer)
+            tokens = Batch(inputs).tokens
+            if tokens is not None and not tokens.all():
+                yield inputs, (target, answer, states, tokens)
+            else:
+                yield inputs, (target, answer, states) if self._layers else (target, answer)
 
-    @property
-    def silent(self) -> bool:
-        """Whether the teacher is not asked."""
-        return False
+    silent = False
+    """Whether the teacher is not asked."""
 
     def _answered(self, output: Any, inputs: Any, target: Any) -> Tensor | None:
         return self.answer(output)
@@ -318,6 +325,8 @@ def distilled(
             `logits` or the first tensor in it.
         hidden: The student's layers, whose distance to the teacher's (`Taught(layers=)`) is added.
 
+    Tokens that an attention mask hides are not compared, nor scores whose class is -100, torch's `ignore_index`.
+
     Example:
         >>> taught = twofour.training.Taught(loader, teacher)
         >>> twofour.finetune(model, taught, loss=twofour.training.distilled(F.cross_entropy), ...)
@@ -338,26 +347,35 @@ def distilled(
         )
 
     def combined(output: Any, target: Any) -> Tensor:
-        truth, wanted, *states = target
+        truth, wanted, *further = target
+        states, tokens = further[0] if further else (), further[1] if len(further) > 1 else None
         found = answer(output)
         wanted = wanted.to(found.device)
         _require_comparable(found, wanted, kind)
-        if kind == "values":
-            taught = F.mse_loss(found, wanted)
-        elif kind == "relative":
-            taught = _relative(found, wanted)
+        count = _meant(found, truth, tokens) if kind == "classes" else tokens
+        ours, dense = counted(found, count), counted(wanted, count)
+        if kind == "classes":
+            apart = _divergence(ours, dense, temperature)
         else:
-            student = F.log_softmax(found / temperature, -1).flatten(0, -2)
-            teacher = F.log_softmax(wanted / temperature, -1).flatten(0, -2)
-            taught = temperature**2 * F.kl_div(student, teacher, reduction="batchmean", log_target=True)
-        both = (1 - weight) * loss(output, truth) + weight * taught
-        return both if hidden is None else both + hidden.weight * hidden.distance(states[0] if states else ())
+            apart = F.mse_loss(ours, dense) if kind == "values" else relative(ours, dense)
+        both = (1 - weight) * loss(output, truth) + weight * apart
+        return both if hidden is None else both + hidden.weight * hidden.distance(states, tokens)
 
     return combined
 
 
-def _relative(found: Tensor, wanted: Tensor) -> Tensor:
-    return (found - wanted).square().mean() / wanted.square().mean().clamp_min(1e-12)
+def _divergence(found: Tensor, wanted: Tensor, temperature: float) -> Tensor:
+    """Return Hinton's term for scores (..., classes): 0 where there are none."""
+    student, teacher = (F.log_softmax(scores / temperature, -1).flatten(0, -2) for scores in (found, wanted))
+    return temperature**2 * F.kl_div(student, teacher, reduction="sum", log_target=True) / max(1, len(student))
+
+
+def _meant(found: Tensor, truth: Any, tokens: Tensor | None) -> Tensor | None:
+    """Return which scores count, as bool of one entry each: of tokens not hidden, and not left out by their class."""
+    if not isinstance(truth, Tensor) or truth.is_floating_point() or truth.shape != found.shape[:-1]:
+        return tokens
+    meant = truth != IGNORED
+    return meant & tokens.to(meant.device) if tokens is not None and tokens.shape == meant.shape else meant
 
 
 def _require_comparable(found: Tensor, wanted: Tensor, kind: str, layer: str | None = None) -> None:
