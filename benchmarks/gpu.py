@@ -26,6 +26,7 @@ PARTS = {
     "small": gpu_products.small,
     "compress": gpu_steps.compress,
     "blocks": gpu_steps.blocks,
+    "bits": gpu_products.bits,
     "grid": gpu_products.grid,
 }
 

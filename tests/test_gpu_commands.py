@@ -45,6 +45,20 @@ def test_the_grid_has_sixty_products_of_each_type(suite) -> None:
         assert sum(f"-{dtype}-" in name for name in names) == 60
 
 
+@pytest.mark.skipif(gpu.unavailable(triton=True) is not None, reason=str(gpu.unavailable(triton=True)))
+def test_products_of_codes_are_checked_before_they_are_timed(suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    products = suite("benchmarks", "cases.gpu_products")
+    names = [case.name for case in products.bits()]
+    assert len(set(names)) == len(names) == 54 and "bits-w1.58a8-4096x14336-8" in names
+    asked = {}
+    monkeypatch.setattr(products, "compare_on_gpu", lambda calls, **options: asked.update(calls) or options["meta"])
+    monkeypatch.setattr(products.gpu, "l2_bytes", lambda: 512)
+    meta = products.product_of_codes("w2a2", 48, 96, 3)
+    assert meta["copies"]["bits_matmul_planes__triton"] == 2 and len(asked) == 3
+    for call in asked["bits_matmul_planes__triton"]:
+        assert call().shape == (3, 48)
+
+
 def test_blocks_of_models_run(suite) -> None:
     blocks = suite("benchmarks", "models.blocks")
     x = torch.randn(2, 5, 64)

@@ -8,13 +8,16 @@ from twofour.compiler.choose import Case
 from twofour.compiler.choose_gpu import LARGEST_ERRORS, on_gpu, trusted
 from twofour.compiler.computing import Computing
 from twofour.kernels import Prepared, rows
+from twofour.kernels.bits_matmul import TERNARY, BitWeight, Levels, bipolar, bits_matmul_reference, twos
+from twofour.kernels.bits_matmul.cuda import BIT_PLANES
 from twofour.kernels.cuda import CudaKernel
 from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.problem import Problem
+from twofour.kernels.quantization import Quantization
 from twofour.packing import Packed
 from twofour.patterns import parse
 
-ROWS = [row for row in rows() if isinstance(row, CudaKernel)]
+ROWS = [row for row in rows() if isinstance(row, CudaKernel) and row is not BIT_PLANES]
 SHAPES = [(64, 128), (4096, 1024), (1000, 516), (70, 196)]
 """The last two are no multiples of what libraries ask."""
 
@@ -97,6 +100,25 @@ def test_calls_are_captured_as_a_cuda_graph_and_repeat_bit_for_bit(row: CudaKern
         y.zero_()
         graph.replay()
         assert torch.equal(y, want)
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 33, 512])
+@pytest.mark.parametrize(
+    "levels,bits", [(bipolar(1), 1), (bipolar(1), 2), (twos(2), 2), (TERNARY, 8), (twos(8), 8)], ids=str
+)
+def test_planes_of_codes_give_the_bits_of_whole_numbers(levels: Levels, bits: int, tokens: int) -> None:
+    if reason := BIT_PLANES.unavailable():
+        pytest.skip(reason)
+    random = torch.Generator().manual_seed(0)
+    codes = torch.randint(0, levels.largest_code + 1, (1000, 2051), generator=random, dtype=torch.uint8)
+    weight = BitWeight(codes, levels, torch.rand(1000, generator=random) + 0.5)
+    x, bias = torch.randn(tokens, 2051, generator=random), torch.randn(1000, generator=random)
+    x[0, 5] = torch.nan if tokens > 1 else 1.0
+    for quantization in (Quantization(bits=bits), Quantization(0.1, bits=bits, levels="bipolar")):
+        problem = Problem(1000, quantization=quantization)
+        y = BIT_PLANES.run(x.cuda(), BIT_PLANES.prepare(weight), bias.cuda(), problem).cpu()
+        assert torch.equal(y.nan_to_num(), bits_matmul_reference(x, weight, bias, quantization).nan_to_num())
+        assert y[1:].isfinite().all() and y[0].isnan().all() == (tokens > 1)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8", "int4"])

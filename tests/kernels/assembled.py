@@ -12,6 +12,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from twofour.kernels.bits_matmul.cuda import planes_triton
 from twofour.kernels.block_matmul.cuda import rows_triton
 from twofour.kernels.nm_compress import on_gpu
 from twofour.kernels.nm_matmul.cuda import eight_bits_triton, few_tokens_triton
@@ -23,6 +24,8 @@ TYPES = {"x": "*i64", "codes": "*i32", "scales": "*bf16", "zeros": "*i8", "bias"
 TYPES |= {"y": "*bf16", "partial": "*fp32", "total": "*i32", "x_scale": "*fp32", "w_scale": "*fp32"}
 TYPES |= {"scores": "*bf16", "keep": "*i8", "weight": "*bf16", "given": "*i8", "mask": "*i8", "q": "*i8"}
 PACKED = {"MASK": True, "ROWS": on_gpu.ROWS, "GROUPS": on_gpu.GROUPS}
+PLANES = {name: "*i32" for name in ("inputs", "planes", "sums", "zeros", "row_sums", "levels")}
+ROUNDED = {"LEAST": 2.0**-126, "WORDS": 32, "STEPS": 4}
 
 KERNELS: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
     (few_tokens_triton.few_tokens, {**FEW, **AFTER, "DTYPE": tl.bfloat16, "GROUP": 0}, {"values": "*i32"}),
@@ -43,10 +46,30 @@ KERNELS: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
         {**AFTER, "TOKENS": 64, "R": 32, "C": 32, "MOST": 0},
         {"x": "*bf16", "values": "*bf16", "starts": "*i32", "columns": "*i32"},
     ),
+    (
+        planes_triton.product_of_planes,
+        {
+            **AFTER,
+            "X_BITS": 2,
+            "W_BITS": 1,
+            "FACTOR": 1,
+            "TOKENS": 16,
+            "ROWS": 64,
+            "WORDS": 4,
+            "STEPS": 32,
+            "INTERPRETED": False,
+        },
+        PLANES | {"scales": "*fp32", "weight": "*i32", "row_scales": "*fp32"},
+    ),
+    (
+        planes_triton.planes_of_inputs,
+        {**ROUNDED, "DYNAMIC": True, "BITS": 2, "ZERO": 0, "FIXED": 0, "ABOVE": 1, "BIPOLAR": False},
+        PLANES | {"x": "*bf16", "scales": "*fp32", "given_scale": "fp32"},
+    ),
 ]
 
 
-QUICK = (0, 1, 5, 7, 9)
+QUICK = (0, 1, 5, 7, 9, 10)
 """The products, the packing into CUTLASS's order and float8's rounding: what uses the most of the language."""
 
 
@@ -59,7 +82,7 @@ def assemble(kernel: Any, fixed: dict[str, Any], types: dict[str, str], architec
     found = triton.compile(source, target=GPUTarget("cuda", architecture, 32))
     ptx = found.asm["ptx"]
     wide = len(re.findall(r"(?:ld|st)\.global\S*\.v4|cp\.async\.\S+ \[[^]]*\], \[[^]]*\], 0x10", ptx))
-    units = " ".join(sorted(set(re.findall(r"wgmma\.mma_async|mma\.sync", ptx))))
+    units = " ".join(sorted(set(re.findall(r"wgmma\.mma_async|mma\.sync|popc\.b32", ptx))))
     print(f"{kernel.__name__} sm_{architecture}: {len(found.asm['cubin'])} bytes, {wide} wide accesses, units: {units}")
 
 

@@ -11,6 +11,7 @@ from twofour.errors import KernelError
 from twofour.kernels.base import Kernel, R, Row
 from twofour.kernels.bits_matmul import BitsMatmul, bits_rows
 from twofour.kernels.bits_matmul.conv import bits_conv_rows
+from twofour.kernels.bits_matmul.cuda import BIT_PLANES
 from twofour.kernels.block_matmul import block_rows, pointwise_block_rows
 from twofour.kernels.conv import ConvKernel
 from twofour.kernels.dense_conv import ONEDNN_CONV, PLAIN_CONV, direct_rows, winograd_rows
@@ -30,7 +31,7 @@ _ADDED: list[Kernel] = []
 def rows() -> tuple[Kernel, ...]:
     """Return every kernel of a product there is, whether or not it can run here."""
     torchs = (REFERENCE, ONEDNN, *MKL, PLAIN, ONEDNN_BF16, PLAIN_BF16, ONEDNN_INT8)
-    on_gpu = (*CUSPARSELT, *CUTLASS, *FEW_TOKENS, *CUDA_DENSE, TINY_INT4)
+    on_gpu = (*CUSPARSELT, *CUTLASS, *FEW_TOKENS, *CUDA_DENSE, TINY_INT4, BIT_PLANES)
     return (*native_rows(), *block_rows(), *bits_rows(), *torchs, *native_dense_rows(), *on_gpu, *_ADDED)
 
 
