@@ -16,7 +16,7 @@ from cases import models_table
 from cases.models import DENSE, EAGER, INDUCTOR, OPENVINO, ORT, SPARSE
 from cases.records import TRACKED, machine_line
 from cases.table import best_ratio
-from cases.training import ALL, BOTH, CONTROL, SDGP
+from cases.training import ALL, BOTH, CONTROL, KEPT, SDGP
 from twofour import measure
 from twofour.measure import Record, geometric_mean
 
@@ -210,7 +210,7 @@ def _training(records: Sequence[Record], machine: str) -> Path:
     figure, rows = pyplot.subplots(1, len(records), figsize=(width, 3.6), layout="constrained")
     for axes, record in zip([rows] if len(records) == 1 else list(rows), records, strict=True):
         profiles = cast(Mapping[str, Mapping[str, float]], record.meta["parts"])
-        names = [name for name in (CONTROL, SDGP, BOTH, ALL) if name in profiles]
+        names = [name for name in (CONTROL, SDGP, BOTH, KEPT, ALL) if name in profiles]
         below = [0.0] * len(names)
         for part, colour in zip(profiles[names[0]], PART_COLOURS, strict=True):
             heights = [profiles[name][part] * 1e3 for name in names]

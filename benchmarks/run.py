@@ -380,6 +380,7 @@ def calibrated(
 def training(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16; several, comma separated.")] = "float32,bfloat16",
     schedule: Annotated[str, typer.Option(help='Of the masks: "fixed" or "every=K".')] = "fixed",
+    sequences: Annotated[int, typer.Option(help="Of 128 tokens, in a step.")] = 16,
     without: Annotated[list[str] | None, typer.Option(help="A step to leave out, by its name in the table.")] = None,
     seconds: SecondsOption = 30.0,
     resume: ResumeOption = False,
@@ -393,7 +394,7 @@ def training(
         if kind not in training_case.TYPES:
             raise DataError(f"the dtype {kind!r} is not known", got=dtype, wanted="float32, bfloat16")
         path = place(json, f"training-{kind}", record)
-        cells = training_case.cells([kind], schedule)
+        cells = training_case.cells([kind], schedule, sequences)
         measured(cells, training_case.Bench(seconds, without or ()), path, resume, training_case.show)
 
 

@@ -511,7 +511,9 @@ def test_training_times_whole_steps_and_their_parts(
 
     for name, size in {"WIDTH": 32, "HIDDEN": 64, "HEADS": 2, "SEQUENCE": 8, "SEQUENCES": 2, "DEPTH": 1}.items():
         monkeypatch.setattr(training, name, size)
-    (cell,) = training.cells(["float32"], "every=2")
+    others = [name for name in (*training.DENSE, *training.SPARSE) if name != training.BOTH]
+    assert set(training.steps(torch.float32, "every=2", 2, others[:-1], 0.01)[0]) == {training.BOTH, training.ALL}
+    (cell,) = training.cells(["float32"], "fixed", 2)
     record = training.Bench(0.01, [training.COMPILED])(cell)
     assert set(record.timings) == {*training.DENSE, *training.SPARSE} - {training.COMPILED}
     assert set(record.baseline) == {training.EAGER, training.CONTROL}
@@ -520,7 +522,8 @@ def test_training_times_whole_steps_and_their_parts(
     assert all(seconds >= 0 for profile in parts.values() for seconds in profile.values())
     assert "0.up  64 x 32, 16 tokens, float32" in record.meta["plans"][training.BOTH]
     training.show([record], Console(width=200))
-    assert "2:4 all three" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "2:4 all three" in shown and re.search(r"both ways, packed: weights and state 0\.5\d of dense", shown)
     pytest.importorskip("matplotlib", reason="needs requirements/figures.txt")
     import figures
 

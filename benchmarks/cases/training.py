@@ -3,8 +3,9 @@
 Dense steps: torch's own (eager), torch.compile, and the fastest dense way of every product as `both_ways` measures it
 (its control: oneDNN where torch's default is slower); the best of the three is the base. Sparse steps: SDGP (rescaled;
 its data gradient sparse where that is measured to be faster, its other products by the fastest dense way), weights
-that are 2:4 both ways, the same with the unbiased 2:4 weight gradient. Every step is a whole one: forward, loss,
-backward, fused AdamW, zero_grad, packing included; bfloat16 is autocast with float32 parameters.
+that are 2:4 both ways, the same with the kept values alone as parameters (of fixed masks), the first with the unbiased
+2:4 weight gradient. Every step is a whole one: forward, loss, backward, fused AdamW, zero_grad, packing included;
+bfloat16 is autocast with float32 parameters.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from statistics import median
 from typing import Any, cast
 
@@ -28,9 +30,9 @@ from twofour.training import both_ways, sdgp
 from twofour.training.both_ways import PARTS
 
 EAGER, COMPILED, CONTROL = "eager", "torch.compile", "best dense products"
-SDGP, BOTH, ALL = "SDGP", "2:4 both ways", "2:4 all three"
+SDGP, BOTH, KEPT, ALL = "SDGP", "2:4 both ways", "2:4 both ways, packed", "2:4 all three"
 DENSE = (EAGER, COMPILED, CONTROL)
-SPARSE = (SDGP, BOTH, ALL)
+SPARSE = (SDGP, BOTH, KEPT, ALL)
 WIDTH, HIDDEN, HEADS, SEQUENCE, SEQUENCES, DEPTH = 768, 3072, 12, 128, 16, 2
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -55,12 +57,12 @@ class Block(nn.Module):
 class Step:
     """One training step of a model of its own; calling it runs one."""
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+    def __init__(self, model: nn.Module, dtype: torch.dtype, sequences: int) -> None:
         self.model, self.dtype = model, dtype
         self.optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
         generator = torch.Generator().manual_seed(1)
-        self.x = torch.randn(SEQUENCES, SEQUENCE, WIDTH, generator=generator)
-        self.y = torch.randn(SEQUENCES, SEQUENCE, WIDTH, generator=generator)
+        self.x = torch.randn(sequences, SEQUENCE, WIDTH, generator=generator)
+        self.y = torch.randn(sequences, SEQUENCE, WIDTH, generator=generator)
         self.run: Callable[[Tensor], Tensor] = model
         self.handle: Any = None  # of what is attached: the hooks hold it weakly
 
@@ -99,13 +101,11 @@ class Step:
         }
 
 
-def cells(dtypes: Sequence[str], schedule: str) -> list[dict[str, object]]:
+def cells(dtypes: Sequence[str], schedule: str, sequences: int = SEQUENCES) -> list[dict[str, object]]:
     """List the cells: one a type, one thread."""
-    geometry = f"{DEPTH} blocks of {WIDTH}, MLP {HIDDEN}, {SEQUENCES} x {SEQUENCE} tokens, {schedule}"
-    return [
-        {"case": "training", "dtype": dtype, "geometry": geometry, "schedule": schedule, "threads": 1}
-        for dtype in dtypes
-    ]
+    geometry = f"{DEPTH} blocks of {WIDTH}, MLP {HIDDEN}, {sequences} x {SEQUENCE} tokens, {schedule}"
+    fields = {"geometry": geometry, "schedule": schedule, "sequences": sequences, "threads": 1}
+    return [{"case": "training", "dtype": dtype, **fields} for dtype in dtypes]
 
 
 class Bench:
@@ -117,7 +117,8 @@ class Bench:
     def __call__(self, cell: dict[str, object]) -> Record:
         """Measure one cell."""
         torch.set_num_threads(1)
-        made, plans = steps(TYPES[str(cell["dtype"])], str(cell["schedule"]), self.without, min(0.3, self.seconds))
+        asked = TYPES[str(cell["dtype"])], str(cell["schedule"]), cast(int, cell["sequences"])
+        made, plans = steps(*asked, self.without, min(0.3, self.seconds))
         for step in made.values():
             step()
         if SDGP in made:
@@ -130,21 +131,23 @@ class Bench:
             repeats=30,
             threads=1,
             noise=True,
-            meta={**cell, "parts": profiles, "plans": plans},
+            meta={**cell, "parts": profiles, "plans": plans, "memory": _memory(made)},
         )
 
 
 def steps(
-    dtype: torch.dtype, schedule: str, without: Sequence[str], seconds: float = 0.3
+    dtype: torch.dtype, schedule: str, sequences: int, without: Sequence[str], seconds: float = 0.3
 ) -> tuple[dict[str, Step], dict[str, str]]:
     """Build every step on a copy of one model, and the plans of those that have one."""
     torch.manual_seed(0)
     model = nn.Sequential(*[Block() for _ in range(DEPTH)])
-    made = {name: Step(copy.deepcopy(model), dtype) for name in (*DENSE, *SPARSE) if name not in without}
+    names = [name for name in (*DENSE, *SPARSE) if name not in without and (name != KEPT or schedule == "fixed")]
+    made = {name: Step(copy.deepcopy(model), dtype, sequences) for name in names}
     plans: dict[str, str] = {}
     attached: dict[str, dict[str, Any]] = {
         CONTROL: {"kernels": "dense"},
         BOTH: {"schedule": schedule},
+        KEPT: {"state": "packed"},
         ALL: {"schedule": schedule, "gradient": "2:4"},
     }
     for name, options in attached.items():
@@ -165,6 +168,12 @@ def _profile(step: Step) -> dict[str, float]:
     return {name: median(parts[name] for parts in rounds) for name in rounds[0]}
 
 
+def _memory(made: Mapping[str, Step]) -> dict[str, dict[str, float]]:
+    """Return the bytes of weights, optimiser state and layouts, and their ratio to a dense training."""
+    found = {name: made[name].handle.memory for name in (BOTH, KEPT) if name in made}
+    return {name: {**asdict(memory), "ratio": memory.ratio} for name, memory in found.items()}
+
+
 def show(found: Sequence[Record], console: Console) -> None:
     """Print the steps of every type, and where their time goes."""
     for record in found:
@@ -178,3 +187,7 @@ def show(found: Sequence[Record], console: Console) -> None:
             parts = [f"{profiles[name][part] * 1e3:.1f}" if name in profiles else "" for part in names]
             table.add_row(name, f"{record.median(name) * 1e3:.1f}", f"{best / record.median(name):.3f}", *parts)
         console.print(table)
+        memories = cast(Mapping[str, Mapping[str, float]], record.meta.get("memory", {}))
+        for name, memory in memories.items():
+            layouts = memory["layouts"] / 1e6
+            console.print(f"{name}: weights and state {memory['ratio']:.2f} of dense, layouts {layouts:.1f} MB")

@@ -56,6 +56,24 @@ def test_refilling_equals_packing_anew(
         assert torch.equal(packed, to_layout(packing.pack(after, "2:4", dtype=dtype), layout))
 
 
+@pytest.mark.parametrize(("layout", "dtype"), LAYOUTS)
+@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "columns"), [(4, 4), (100, 68), (392, 136)])
+def test_refilling_from_kept_values_equals_refilling_from_dense_ones(
+    layout: str, dtype: torch.dtype, source: torch.dtype, rows: int, columns: int
+) -> None:
+    old, keep = weight(rows, columns)
+    packed = packing.pack(torch.randn(rows, columns).to(source) * keep, "2:4")
+    row, new = by_layout(layout), packed.unpack()
+    for turned in (False, True):
+        before = (old * keep).T.contiguous() if turned else old * keep
+        ways = [Prepared(row, to_layout(packing.pack(before, "2:4", dtype=dtype), layout)) for _ in range(2)]
+        with threads(2):
+            row.refill(ways[0], new.T if turned else new)
+            row.refill(ways[1], packed.transposed() if turned else packed)
+        assert torch.equal(ways[0].tensor, ways[1].tensor)
+
+
 def test_layouts_without_a_refill_say_so() -> None:
     assert not native.extension().layout_refills("rows")
     row = by_layout("rows")

@@ -275,6 +275,14 @@ def layouts(scale: int) -> Iterator[Call]:
         yield "scalar", EXT.layout_unpack, [buffer, *parts]
         if EXT.layout_refills(layout):
             yield "scalar", EXT.layout_refill, [buffer, weight, 1]
+            yield "scalar", EXT.layout_refill_kept, [buffer, packed.values, packed.indices, False, 1]
+            across = packing.pack(sparse(128, 32 * scale), "2:4", dtype=dtype)
+            yield "scalar", EXT.layout_refill_kept, [buffer, across.values, across.indices, True, 1]
+    for dtype in (torch.float32, torch.bfloat16):
+        weight = sparse(32 * scale, 128).to(dtype)
+        packed = packing.pack(weight, "2:4")
+        yield "scalar", EXT.kept_gather, [weight, packed.indices, packed.values, 1]
+        yield "scalar", EXT.kept_scatter, [packed.values, packed.indices, weight, 1]
     dense = next(row for row in native_dense_rows() if row.dtype == "int4").prepare(torch.randn(32, 128)).tensor
     yield "scalar", EXT.dense_int4_pack, [dense, torch.zeros(32, 64, dtype=torch.uint8), torch.ones(32, 2), None]
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twofour.errors import PackingError, PatternError
-from twofour.packing import Header, Packed, encodings, layout_header, pack, read_layout_header
-from twofour.patterns import parse
+from twofour.packing import Header, Packed, encodings, kept, layout_header, pack, read_layout_header
+from twofour.patterns import NM, parse
 
 
 def sparse(shape: tuple[int, ...], pattern: str, axis: int = -1, seed: int = 0) -> torch.Tensor:
@@ -17,14 +17,14 @@ def sparse(shape: tuple[int, ...], pattern: str, axis: int = -1, seed: int = 0) 
     return weight.movedim(-1, axis)
 
 
-@pytest.mark.parametrize("kept", list(itertools.combinations(range(4), 2)))
+@pytest.mark.parametrize("pair", list(itertools.combinations(range(4), 2)))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
-def test_every_legal_code_round_trips(isa: str, kept: tuple[int, int], dtype: str) -> None:
+def test_every_legal_code_round_trips(isa: str, pair: tuple[int, int], dtype: str) -> None:
     weight = torch.zeros(2, 12, dtype=encodings.get(dtype).dtype)
-    weight[:, list(kept)] = torch.tensor([3, -7]).to(weight.dtype)
+    weight[:, list(pair)] = torch.tensor([3, -7]).to(weight.dtype)
     packed = pack(weight, "2:4")
     # PTX ISA: low two bits = first kept position, high two bits = second; an all-zero group carries (0, 1).
-    assert packed.indices[0, 0] & 0xF == kept[0] | kept[1] << 2
+    assert packed.indices[0, 0] & 0xF == pair[0] | pair[1] << 2
     assert packed.indices[0].tolist()[1] == 0b0100
     assert packed.values[0].tolist() == [3, -7, 0, 0, 0, 0]
     assert torch.equal(packed.unpack(), weight)
@@ -242,3 +242,19 @@ def test_layout_headers_round_trip() -> None:
     for broken in (data[:-1], b"PK42" + data[4:], data[:4] + b"\x09\x00" + data[6:], *others):
         with pytest.raises(PackingError, match="malformed"):
             read_layout_header(broken)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("columns", [4, 8, 68, 256])
+def test_kept_values_move_between_dense_and_packed_as_the_format_moves_them(dtype: torch.dtype, columns: int) -> None:
+    scores = torch.randn(5, columns, generator=torch.Generator().manual_seed(columns))
+    keep = NM(2, 4).project(scores, absolute=True)
+    packed = pack((scores * keep).to(dtype), "2:4")
+    places = kept.places_of(keep)
+    assert torch.equal(places.indices, packed.indices) and torch.equal(kept.mask_of(places), keep)
+    wide = torch.randn(5, columns + 3).to(dtype)
+    dense = wide[:, 1 : columns + 1]  # rows further apart than long
+    want = packed.header.format.gather(dense.contiguous(), packed.positions())
+    assert torch.equal(kept.gather(packed, dense), want)
+    assert torch.equal(kept.scatter(packed), packed.unpack())
+    assert torch.equal(kept.scatter(replace(packed, values=want)), torch.where(keep, dense, 0))

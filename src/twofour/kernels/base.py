@@ -238,12 +238,13 @@ class Kernel(Row):
         """
         raise NotImplementedError(self.name)
 
-    def refill(self, prepared: Prepared, values: Tensor, keep: Tensor | None = None) -> Prepared:
+    def refill(self, prepared: Prepared, values: Tensor | Packed, keep: Tensor | None = None) -> Prepared:
         """Return the prepared weight with new values: `prepared` itself, changed in place, or a new one.
 
         Args:
             prepared: What `blank` or an earlier call returned for this mask.
-            values: (out, in), contiguous or the transpose of a contiguous one; values at pruned places are ignored.
+            values: (out, in), contiguous or the transpose of a contiguous one; values at pruned places are ignored. On
+                the CPU also kept values alone: packed along either axis, under the same mask, float32 or bfloat16.
             keep: The mask, of the same strides.
         """
         raise NotImplementedError(self.name)

@@ -3,12 +3,14 @@
 from twofour.layers.attachments import (
     CARRIED,
     MASKED,
+    STORED,
     Attachment,
     attached,
     describe_attached,
     describe_schemes,
     is_masked,
     put_over,
+    stored_shape,
     take_off,
 )
 from twofour.layers.axis import Reduction
@@ -35,6 +37,7 @@ __all__ = [
     "ELIGIBILITIES",
     "KINDS",
     "MASKED",
+    "STORED",
     "SUPPORTED",
     "Attachment",
     "CompiledLayer",
@@ -69,6 +72,7 @@ __all__ = [
     "require_matches",
     "require_module",
     "require_unwrapped",
+    "stored_shape",
     "take_off",
     "walk",
 ]

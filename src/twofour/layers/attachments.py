@@ -27,6 +27,14 @@ goes along with copies and pickles of the module."""
 MASKED = "_twofour_links"
 """Attribute of a masked module, in which `masks` keeps what holds there; it goes along with copies and pickles."""
 
+STORED = "_twofour_stored"
+"""Attribute of a parameter that holds fewer values than the state dict does in its place: the shape there."""
+
+
+def stored_shape(parameter: Tensor) -> tuple[int, ...]:
+    """Return the shape in which a state dict holds what a parameter stands for."""
+    return tuple(getattr(parameter, STORED, parameter.shape))
+
 
 def is_masked(module: nn.Module) -> bool:
     """Return whether a parameter of the module itself is under a mask."""

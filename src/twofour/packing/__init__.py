@@ -1,6 +1,6 @@
 """How it is stored: the canonical packed form, its header, how zeros are left out and how kept values are written."""
 
-from twofour.packing import encodings, formats
+from twofour.packing import encodings, formats, kept
 from twofour.packing.header import (
     FORMAT_VERSION,
     HEADER_BYTES,
@@ -28,6 +28,7 @@ __all__ = [
     "formats",
     "has_form",
     "has_zeros",
+    "kept",
     "layout_head",
     "layout_header",
     "pack",

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from twofour.errors import cut
+from twofour.layers import stored_shape
 
 MOVED = ("lr", "momentum", "betas")
 """Settings of an optimiser that a schedule moves; the others are those of the interrupted run."""
@@ -41,7 +42,7 @@ def require_optimizer_state(optimizer: Optimizer, stored: Mapping[str, Any]) -> 
             found = states.pop(index, None)
             if not found:
                 continue  # it has had no gradient yet
-            kind = (number, parameter.shape, parameter.dtype, parameter.device)
+            kind = (number, stored_shape(parameter), parameter.dtype, parameter.device)
             if kind not in fresh:
                 fresh[kind] = _after_one_step(optimizer, group, parameter)
             if (wanted := fresh[kind]) is not None:
@@ -63,7 +64,8 @@ def require_schedule_state(fresh: Mapping[str, Any], stored: Mapping[str, Any]) 
 
 def _after_one_step(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tensor) -> dict[str, Any] | None:
     """Return what the optimiser keeps of one parameter; None where it does not work parameter by parameter."""
-    one = nn.Parameter(torch.zeros_like(parameter.detach()))
+    value, shape = parameter.detach(), stored_shape(parameter)
+    one = nn.Parameter(torch.zeros_like(value) if shape == value.shape else value.new_zeros(shape))
     one.grad = torch.zeros_like(one.detach())
     twin = object.__new__(type(optimizer))
     twin.__dict__.update(optimizer.__dict__)

@@ -28,12 +28,14 @@ struct CanonicalOutput {
   float* zeros;
 };
 
-// Where new values of a packed weight stand, dense: value (row, column) at row * row_step + column * column_step.
-// One of the steps is 1. bfloat16, or float32, which bfloat16 layouts round.
-struct DenseSource {
+// Where new values of a packed weight stand. Dense: value (row, column) at row * row_step + column * column_step; one of
+// the steps is 1. With indices: kept values alone, canonical, of the weight (column_step 1) or of its transpose (row_step
+// 1); the other step is from row to row of them. bfloat16, or float32, which bfloat16 layouts round.
+struct ValueSource {
   const void* values;
   bool bf16;
   int64_t row_step, column_step;
+  const uint8_t* indices;  // rows of as many bytes as the canonical form has for so many values; null: dense
 };
 constexpr int64_t kRefillRows = 384;  // rows of a refill start at a multiple
 
@@ -47,7 +49,7 @@ struct Layout {
   void (*unpack)(const WeightShape&, const void* packed, const CanonicalOutput&);
   bool columns;  // whether its kernels take activations transposed, (in_features, tokens)
   // Writes new values of rows [begin, end) at the places that stay kept; null where that is not built. Metadata stay.
-  void (*refill)(const WeightShape&, const DenseSource&, int64_t begin, int64_t end, void* packed);
+  void (*refill)(const WeightShape&, const ValueSource&, int64_t begin, int64_t end, void* packed);
 };
 
 #define TWOFOUR_NM_LAYOUT(name, ...)                                                              \
@@ -58,7 +60,7 @@ struct Layout {
 #undef TWOFOUR_NM_LAYOUT
 
 #define TWOFOUR_NM_REFILL(name)                                                                             \
-  void name##_layout__refill(const WeightShape& shape, const DenseSource& from, int64_t begin, int64_t end, \
+  void name##_layout__refill(const WeightShape& shape, const ValueSource& from, int64_t begin, int64_t end, \
                              void* packed);
 TWOFOUR_NM_REFILL(panels)
 TWOFOUR_NM_REFILL(pairs)

@@ -120,6 +120,31 @@ void unpack_pair_row(const Canonical& canonical, const uint8_t* record, int shar
   canonical.write(indices, k, kPanelTile, meta);
 }
 
+template <class Source>
+void refill_from(const WeightShape& shape, const ValueSource& from, int64_t begin, int64_t end, void* packed) {
+  static_assert(kRefillRows % kPairRows == 0);
+  Source source;
+  uint8_t* tile = static_cast<uint8_t*>(packed) + begin / kPairRows * ceil_div(shape.in, kPanelTile) * kPairTileBytes;
+  for (int64_t first = begin; first < end; first += kPairRows) {
+    const int64_t rows = least(kPairRows, shape.out - first);
+    for (int64_t k = 0; k < shape.in; k += kPanelTile, tile += kPairTileBytes) {
+      source.load(from, first, rows, k, least(kPanelTile, shape.in - k));
+      for (int64_t p = 0; p < (rows + 1) / 2; p++) {
+        uint8_t* record = tile + kPairHead + p * kPairRecord;
+        const uint8_t* inputs = record + kPanelTile * 4;
+        const int shared = tile[p * 4 + 2] & 62;
+        for (int which = 0; which < 2; which++) {
+          if (tile[p * 4 + which] >= rows) continue;  // the row of zeros
+          for (int i = 0; i < kPanelTile / 2; i++) {
+            const int input = input_of(inputs, shared, i, which) & 63;
+            std::memcpy(record + (2 * i + which) * 4, &source.value(tile[p * 4 + which], input), 4);
+          }
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int64_t pairs_layout__bytes(const WeightShape& shape) {
@@ -151,29 +176,9 @@ void pairs_layout__pack(const WeightShape& shape, const CanonicalWeight& from, v
   }
 }
 
-void pairs_layout__refill(const WeightShape& shape, const DenseSource& from, int64_t begin, int64_t end, void* packed) {
-  static_assert(kRefillRows % kPairRows == 0);
-  Rectangle<float, kPairRows> dense;
-  uint8_t* tile = static_cast<uint8_t*>(packed) + begin / kPairRows * ceil_div(shape.in, kPanelTile) * kPairTileBytes;
-  for (int64_t first = begin; first < end; first += kPairRows) {
-    const int64_t rows = least(kPairRows, shape.out - first);
-    for (int64_t k = 0; k < shape.in; k += kPanelTile, tile += kPairTileBytes) {
-      dense.load(from, first, rows, k, least(kPanelTile, shape.in - k));
-      for (int64_t p = 0; p < (rows + 1) / 2; p++) {
-        uint8_t* record = tile + kPairHead + p * kPairRecord;
-        const uint8_t* inputs = record + kPanelTile * 4;
-        const int shared = tile[p * 4 + 2] & 62;
-        for (int which = 0; which < 2; which++) {
-          if (tile[p * 4 + which] >= rows) continue;  // the row of zeros
-          const float* row = dense.at + tile[p * 4 + which] * dense.row_step;
-          for (int i = 0; i < kPanelTile / 2; i++) {
-            const int input = input_of(inputs, shared, i, which) & 63;
-            std::memcpy(record + (2 * i + which) * 4, row + input * dense.column_step, 4);
-          }
-        }
-      }
-    }
-  }
+void pairs_layout__refill(const WeightShape& shape, const ValueSource& from, int64_t begin, int64_t end, void* packed) {
+  if (from.indices != nullptr) refill_from<KeptRectangle<float, kPairRows, true>>(shape, from, begin, end, packed);
+  else refill_from<Rectangle<float, kPairRows>>(shape, from, begin, end, packed);
 }
 
 void pairs_layout__unpack(const WeightShape& shape, const void* packed, const CanonicalOutput& to) {

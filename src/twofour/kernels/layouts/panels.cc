@@ -86,23 +86,28 @@ constexpr int64_t kAtOnce = 96;  // rows: a rectangle of 96 x 64 floats fits L1 
 static_assert(kPanelRows % kAtOnce == 0 && kRefillRows % kPanelRows == 0);
 
 // Inputs inside, so that what a core fetches ahead along the weight's rows is still in L2 when its turn comes.
-template <class Value>
-void refill(const WeightShape& shape, const DenseSource& from, int64_t begin, int64_t end, void* packed) {
-  Rectangle<Value, kAtOnce> dense;
+template <class Value, class Source>
+void refill_from(const WeightShape& shape, const ValueSource& from, int64_t begin, int64_t end, void* packed) {
+  Source source;
   for (int64_t first = begin; first < end; first += kAtOnce) {
     const Block<Value, uint8_t> block(static_cast<uint8_t*>(packed), first, shape.out, shape.in);
     const int64_t count = least(kAtOnce, shape.out - first);
     for (int64_t k = 0; k < shape.in; k += kPanelTile) {
-      dense.load(from, first, count, k, least(kPanelTile, shape.in - k));
+      source.load(from, first, count, k, least(kPanelTile, shape.in - k));
       const uint8_t* metas = block.meta(k / kPanelTile, first - block.first);
       uint8_t* values = block.values(k / kPanelTile, first - block.first);
       for (int64_t r = 0; r < count; r++) {
         uint64_t meta;
         std::memcpy(&meta, metas + r * 8, 8);
-        dense.pick(r, meta, values + r * block.kRowBytes);
+        source.pick(r, meta, values + r * block.kRowBytes);
       }
     }
   }
+}
+template <class Value>
+void refill(const WeightShape& shape, const ValueSource& from, int64_t begin, int64_t end, void* packed) {
+  if (from.indices != nullptr) refill_from<Value, KeptRectangle<Value, kAtOnce, false>>(shape, from, begin, end, packed);
+  else refill_from<Value, Rectangle<Value, kAtOnce>>(shape, from, begin, end, packed);
 }
 
 }  // namespace
@@ -115,7 +120,7 @@ void refill(const WeightShape& shape, const DenseSource& from, int64_t begin, in
   void name##_layout__unpack(const WeightShape& shape, const void* packed, const CanonicalOutput& to) {     \
     unpack<Value>(shape, packed, to);                                                                       \
   }                                                                                                         \
-  void name##_layout__refill(const WeightShape& shape, const DenseSource& from, int64_t begin, int64_t end, \
+  void name##_layout__refill(const WeightShape& shape, const ValueSource& from, int64_t begin, int64_t end, \
                              void* packed) {                                                                \
     refill<Value>(shape, from, begin, end, packed);                                                         \
   }

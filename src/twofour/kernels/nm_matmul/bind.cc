@@ -2,6 +2,7 @@
 #include <cstring>
 #include <string>
 
+#include "kernels/layouts/kept.h"
 #include "kernels/layouts/octets.h"
 #include "native/binding.h"
 #include "native/parallel.h"
@@ -29,9 +30,18 @@ const Layout& layout_of(const PackedWeight& packed) {
   return *layout;
 }
 
+// Rows are shared among the threads in whole blocks.
+void refill(const Layout& kind, const PackedWeight& to, const ValueSource& from, int threads) {
+  const WeightShape shape = to.shape();
+  const Unlocked unlocked;
+  parallel_for(ceil_div(shape.out, kRefillRows), 1, threads, [&](int64_t begin, int64_t end) {
+    kind.refill(shape, from, begin * kRefillRows, least(end * kRefillRows, shape.out), to.bytes());
+  });
+}
+
 void bind_refill(nb::module_& m) {
   m.def("layout_refills", [](const std::string& layout) { return layout_of(layout).refill != nullptr; });
-  // Rows are shared among the threads in whole blocks. `from` is the weight as kernels see it, or its transpose in memory.
+  // `from` is the weight as kernels see it, or its transpose in memory.
   m.def("layout_refill", [](const Operand& packed, const Operand& from, int threads) {
     const Border border("layout_refill");
     const PackedWeight to(border, packed, "packed weight");
@@ -42,11 +52,53 @@ void bind_refill(nb::module_& m) {
     border.require(weight.ndim == 2 && weight.shape[0] == shape.out && weight.shape[1] == shape.in &&
                        least(weight.strides[0], weight.strides[1]) == 1,
                    from, "weight", "the packed weight's shape, one of its axes contiguous");
-    const Unlocked unlocked;
-    parallel_for(ceil_div(shape.out, kRefillRows), 1, threads, [&](int64_t begin, int64_t end) {
-      kind.refill(shape, {weight.data, weight.type == Type::bf16, weight.strides[0], weight.strides[1]},
-                  begin * kRefillRows, least(end * kRefillRows, shape.out), to.bytes());
+    refill(kind, to, {weight.data, weight.type == Type::bf16, weight.strides[0], weight.strides[1], nullptr}, threads);
+  });
+  // The same from the canonical form of the weight, or, turned, of its transpose.
+  m.def("layout_refill_kept", [](const Operand& packed, const Operand& values, const Operand& indices, bool turned,
+                                 int threads) {
+    const Border border("layout_refill_kept");
+    const PackedWeight to(border, packed, "packed weight");
+    const Layout& kind = layout_of(to);
+    border.require(kind.refill != nullptr, packed, "packed weight", "a layout whose values can be written anew in place");
+    const WeightShape shape = to.shape();
+    const int64_t rows = turned ? shape.in : shape.out, columns = turned ? shape.out : shape.in;
+    border.require(columns % 4 == 0, packed, "packed weight", "of a transpose, outputs in groups of four");
+    const View kept = border.exactly(values, "kept values", kReal, rows * (columns / 2));
+    const View codes = border.exactly(indices, "indices", {Type::u8}, rows * ceil_div(columns, 8));
+    refill(kind, to, {kept.data, kept.type == Type::bf16, turned ? 1 : columns / 2, turned ? columns / 2 : 1,
+                      reinterpret_cast<const uint8_t*>(codes.data)}, threads);
+  });
+}
+
+// Moves kept values out of a dense weight (gather) or into one, whose other values become zero (scatter).
+void move_kept(const char* name, bool scatter, const Operand& dense, const Operand& indices, const Operand& values,
+               int threads) {
+  const Border border(name);
+  const Rows rows = border.rows(dense, "dense weight", kReal);
+  border.require(rows.width % 4 == 0, dense, "dense weight", "groups of four: a last size that is a multiple of 4");
+  const View codes = border.exactly(indices, "indices", {Type::u8}, rows.rows * ceil_div(rows.width, 8));
+  const View kept = border.exactly(values, "kept values", {rows.type}, rows.rows * (rows.width / 2));
+  const Unlocked unlocked;
+  const auto move = [&](auto* of_type) {
+    using T = std::remove_pointer_t<decltype(of_type)>;
+    const KeptRows<T> all{reinterpret_cast<T*>(rows.data), rows.stride, rows.width,
+                          reinterpret_cast<const uint8_t*>(codes.data), reinterpret_cast<T*>(kept.data)};
+    parallel_for(rows.rows, 1, threads, [&](int64_t begin, int64_t end) {
+      if (scatter) all.scatter(begin, end);
+      else all.gather(begin, end);
     });
+  };
+  if (rows.type == Type::bf16) move(static_cast<uint16_t*>(nullptr));
+  else move(static_cast<uint32_t*>(nullptr));
+}
+
+void bind_kept(nb::module_& m) {
+  m.def("kept_gather", [](const Operand& dense, const Operand& indices, const Operand& values, int threads) {
+    move_kept("kept_gather", false, dense, indices, values, threads);
+  });
+  m.def("kept_scatter", [](const Operand& values, const Operand& indices, const Operand& dense, int threads) {
+    move_kept("kept_scatter", true, dense, indices, values, threads);
   });
 }
 
@@ -77,6 +129,7 @@ struct Parts {
 
 void bind_layouts(nb::module_& m) {
   bind_refill(m);
+  bind_kept(m);
   m.def("layout_dtype", [](const std::string& layout) { return std::string(layout_of(layout).dtype); });
   m.def("layout_bytes", [](const std::string& layout, int64_t rows, int64_t columns, int64_t group, bool zeros) {
     return layout_of(layout).bytes({rows, columns, group, zeros});

@@ -50,9 +50,14 @@ class NativeMatmul(NativeProduct):
         """Return the layout of a mask, all its values one."""
         return self.prepare(pack(keep.to(torch.float32), self.pattern, self.dtype))
 
-    def refill(self, prepared: Prepared, values: Tensor, keep: Tensor | None = None) -> Prepared:
+    def refill(self, prepared: Prepared, values: Tensor | Packed, keep: Tensor | None = None) -> Prepared:
         """Write float32 or bfloat16 values into the kept places, in one pass; bfloat16 layouts round float32."""
-        native.extension().layout_refill(prepared.tensor, values, native.threads())
+        threads = native.threads()
+        if isinstance(values, Packed):
+            kept, turned = (values.values, values.indices), values.header.axis == 0
+            native.extension().layout_refill_kept(prepared.tensor, *kept, turned, threads)
+        else:
+            native.extension().layout_refill(prepared.tensor, values, threads)
         return prepared
 
     def run_columns(self, x: Tensor, weight: Prepared, out_features: int, dtype: torch.dtype | None = None) -> Tensor:

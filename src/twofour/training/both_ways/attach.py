@@ -17,7 +17,8 @@ from twofour.layers import PrunableWeight, attached, remedy_for, require_module,
 from twofour.patterns import Transposable
 from twofour.training.both_ways.choose import choices
 from twofour.training.both_ways.estimate import Estimate
-from twofour.training.both_ways.handle import TITLE, BothWays, first_masks
+from twofour.training.both_ways.handle import TITLE, BothWays, first_masks, require_full
+from twofour.training.both_ways.kept_states import require_alone
 from twofour.training.both_ways.masked_weight import MaskedWeight
 from twofour.training.schemes import require_free
 from twofour.training.schemes.sr_ste import DECAY
@@ -37,6 +38,7 @@ def attach(
     decay: float = DECAY,
     gradient: str = "dense",
     kernels: str = "measured",
+    state: str = "dense",
     skip: str | Sequence[str] = (),
     eligibility: str = "asp",
     seed: int = 0,
@@ -62,6 +64,12 @@ def attach(
             et al. 2022, arXiv 2203.10991), so that all three products are sparse.
         kernels: "measured": each product of each layer takes what is faster here, dense or 2:4; "sparse": 2:4 without
             measuring; "dense": the control, no mask and the fastest dense implementations.
+        state: What parameters and the optimiser's state hold. "dense": the whole weight. "packed", with a fixed mask on
+            the CPU: the kept values alone, so that gradients, optimiser, clipping and weight decay have half as much
+            to do and to remember, by the same rule for each value. A parameter is then (out, in / 2) and the same
+            object as before: an optimiser may be built earlier or later, and must step every value by itself (SGD,
+            Adam, AdamW, ...; those that look at rows and columns are refused). `layer.weight`, the model's state dict
+            and the optimiser's are dense as ever. Not the default: who walks over parameters sees another shape.
         skip: Globs of layers to leave dense.
         eligibility: As in `twofour.prune`.
         seed: Of the estimates.
@@ -82,12 +90,15 @@ def attach(
         PatternError: A weight holds NaN or infinity, and the mask is chosen now.
     """
     every = _interval(schedule)
-    _require_options(begin, decay, gradient, kernels, seconds)
-    weights, skipped = _weights(model, skip, eligibility, every, kernels)
+    _require_options(begin, decay, gradient, kernels, state, seconds)
+    _require_packable(state, every, kernels)
+    weights, skipped = _weights(model, skip, eligibility, every, kernels, state)
     seen = _calls(model, weights, example)
     start = begin if kernels != "dense" else -1
     first = first_masks(model, weights) if start == 0 else {}
-    chosen = cache(partial(choices, gradient, every, kernels, seconds))
+    if state == "packed":
+        require_full(first)
+    chosen = cache(partial(choices, gradient, every, kernels, state, seconds))
     plans = []
     for weight in weights:
         (tokens, dtype), parameter = seen[weight.name], weight.parameter
@@ -101,8 +112,8 @@ def attach(
         estimate = Estimate(masked, layer_seed, workspace, wanted=gradient == "2:4")
         sources = {"forward": masked, "data": masked, "weight": estimate}
         put_products(weight.module, LinearProducts(TITLE, sources, plan))
-    has_masks = bool(masks.of(model))
-    return BothWays(model, weights, skipped, every=every, begin=start, first=first, decay=decay, masked=has_masks)
+    options: dict[str, Any] = {"every": every, "begin": start, "decay": decay, "state": state}
+    return BothWays(model, weights, skipped, first=first, masked=bool(masks.of(model)), **options)
 
 
 def _interval(schedule: str) -> int | None:
@@ -114,7 +125,7 @@ def _interval(schedule: str) -> int | None:
     return int(match[1])
 
 
-def _require_options(begin: int, decay: float, gradient: str, kernels: str, seconds: float) -> None:
+def _require_options(begin: int, decay: float, gradient: str, kernels: str, state: str, seconds: float) -> None:
     numbers = type(begin) is int and all(isinstance(value, int | float) for value in (decay, seconds))
     if not numbers or begin < 0 or not 0 <= decay < math.inf or not seconds > 0:
         raise TrainingError(
@@ -126,19 +137,35 @@ def _require_options(begin: int, decay: float, gradient: str, kernels: str, seco
     for name, value, known in (
         ("gradient", gradient, ("dense", "2:4")),
         ("kernels", kernels, ("measured", "sparse", "dense")),
+        ("state", state, ("dense", "packed")),
     ):
         one_of(f"`{name}` is not known", value, known, TrainingError, "leave it out")
 
 
+def _require_packable(state: str, every: int | None, kernels: str) -> None:
+    if state == "dense":
+        return
+    if every is not None or kernels == "dense":
+        raise TrainingError(
+            "kept values alone are no state of this training",
+            got=f'schedule="every={every}": pruned values must be there to grow again (SR-STE)'
+            if every is not None
+            else 'kernels="dense": the control, which has no mask',
+            wanted='schedule="fixed" with a mask',
+            remedy='state="dense"',
+        )
+    require_alone()
+
+
 def _weights(
-    model: nn.Module, skip: str | Sequence[str], eligibility: str, every: int | None, kernels: str
+    model: nn.Module, skip: str | Sequence[str], eligibility: str, every: int | None, kernels: str, state: str
 ) -> tuple[list[PrunableWeight], dict[str, str]]:
     _require_model(model, every, kernels)
     walked = walk(model, skip=skip, eligibility=eligibility)
     skipped = {left.name: left.reason for left in walked.skipped}
     found = []
     for weight in walked.weights:
-        if reason := _reason(weight):
+        if reason := _reason(weight, state):
             skipped[weight.name] = reason
         else:
             found.append(weight)
@@ -174,9 +201,11 @@ def _require_model(model: nn.Module, every: int | None, kernels: str) -> None:
         )
 
 
-def _reason(weight: PrunableWeight) -> str | None:
+def _reason(weight: PrunableWeight, state: str) -> str | None:
     """Why a weight cannot take part, or None."""
     parameter = weight.parameter
+    if state == "packed" and not parameter.is_cpu:
+        return f'on {parameter.device}: state="packed" is for the CPU'
     if type(weight.module) is not nn.Linear or weight.attribute != "weight":
         return f"{type(weight.module).__name__}: only nn.Linear runs sparse both ways"
     if weight.aliases:

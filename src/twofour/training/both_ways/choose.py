@@ -7,6 +7,7 @@ from torch import Tensor
 
 from twofour import measure
 from twofour.kernels import Kernel
+from twofour.packing import kept
 from twofour.patterns import Transposable
 from twofour.training.both_ways.estimate import Estimate
 from twofour.training.both_ways.masked_weight import MaskedWeight
@@ -19,6 +20,7 @@ def choices(
     gradient: str,
     every: int | None,
     kernels: str,
+    state: str,
     seconds: float,
     shape: tuple[int, int],
     tokens: int,
@@ -32,6 +34,7 @@ def choices(
         every: Steps between two choices of the mask, over which building a layout anew is spread; None: never.
         kernels: "measured"; "dense": the fastest dense implementations; "sparse": the first 2:4 kernel, unmeasured,
             for tests, and where a machine is too busy.
+        state: "dense" or "packed": what layouts are filled from.
         seconds: Time box of measuring one product.
         shape: (out, in) of the layer.
         tokens: Rows of its input.
@@ -51,13 +54,18 @@ def choices(
     w *= columns**-0.5
     keep = Transposable().project(w, absolute=True)
     w, keep = w * keep, keep.to(device)
-    weight.put(keep)
+    if state == "packed":
+        weight.put_places(kept.places_of(keep))
+    else:
+        weight.put(keep)
     found = {}
     for call in _calls(*(tensor.to(device, dtype) for tensor in (w, x, dz))):
         source = EXACT if kernels == "dense" else sources[call.product]
         building = {}
         if every is not None and source is weight:
             building = {kernel.name: _building(kernel, keep) / every for kernel in weight.kernels(call)[0]}
+        if state == "packed" and source is weight:
+            call = call._replace(b=_held(call, weight))
         found[call.product] = measured(call, source, seconds, building)
     return found
 
@@ -66,6 +74,12 @@ def _calls(weight: Tensor, x: Tensor, gradient: Tensor) -> tuple[Call, ...]:
     odd = f"{len(x)} tokens, no multiple of 4" if len(x) % 4 else ""
     last = Call("weight", gradient.t(), x.t(), obstacle=odd)
     return Call("forward", x, weight), Call("data", gradient, weight.t()), last
+
+
+def _held(call: Call, weight: MaskedWeight) -> Tensor:
+    """Return the weight of a call, or its transpose, as a parameter holds it."""
+    values = weight.of_gradient(call.b.t() if call.product == "data" else call.b)
+    return values.t() if call.product == "data" else values
 
 
 def _first(call: Call, source: Source) -> Choice:

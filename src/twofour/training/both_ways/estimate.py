@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from twofour.kernels import Kernel, Prepared
 from twofour.kernels.nm_unbiased import nm_unbiased, nm_unbiased_reference, packed_bytes
 from twofour.training.both_ways.masked_weight import MaskedWeight
@@ -49,3 +51,7 @@ class Estimate(Source):
         tokens, out = gradient.shape
         buffer = self.workspace.buffer(packed_bytes(out, tokens, gradient.dtype))
         return Prepared(kernel, nm_unbiased(gradient, seed, gradient.dtype, buffer))
+
+    def parameter_gradient(self, gradient: Tensor) -> Tensor:
+        """See `Source.parameter_gradient`."""
+        return self.weight.of_gradient(gradient)

@@ -16,11 +16,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from twofour import masks
 from twofour.errors import PatternError, TrainingError, cut
 from twofour.kernels import available
-from twofour.layers import PrunableWeight
+from twofour.layers import PrunableWeight, put_over, stored_shape
 from twofour.masks import hooks
+from twofour.packing import Packed, kept
 from twofour.patterns import Transposable
 from twofour.training.both_ways.estimate import Estimate
+from twofour.training.both_ways.kept_linear import KeptLinear, put_places
+from twofour.training.both_ways.kept_states import KeptStates
 from twofour.training.both_ways.masked_weight import MaskedWeight
+from twofour.training.both_ways.memory import Memory, memory
 from twofour.training.schemes.sr_ste import pruned_values
 from twofour.training.sparse_linear import Choice, LinearProducts
 from twofour.training.sparse_linear.handle import ProductsHandle
@@ -50,6 +54,23 @@ def first_masks(model: nn.Module, weights: Sequence[PrunableWeight]) -> dict[str
     return _best(weights, {name: mask.keep for name, mask in masks.of(model).items()})
 
 
+def require_full(chosen: Mapping[str, Tensor]) -> None:
+    """Refuse masks that keep fewer than two values of some four: a packed weight has room for two, which would learn.
+
+    Raises:
+        TrainingError: One does.
+    """
+    for name, keep in chosen.items():
+        if short := keep.numel() // 2 - int(keep.sum()):
+            raise TrainingError(
+                "a mask keeps fewer values than the packed form has",
+                got=f"{short} values short of two in every four",
+                wanted="two of every four along both axes, exactly",
+                remedy='both_ways.attach(..., state="dense"), or let go with twofour.masks.detach(model)',
+                layer=name,
+            )
+
+
 def _best(weights: Sequence[PrunableWeight], have: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the masks of the largest magnitudes, where there are none to `have`."""
     chosen = {}
@@ -70,6 +91,7 @@ class BothWays(ProductsHandle):
         model: The model.
         plan: How each layer runs.
         layers: Names of the weights.
+        state: "dense", or "packed" where parameters hold kept values alone once the masks are in force.
         steps: Steps of the optimiser so far.
         flips: Share of the mask's places that changed when the masks were last chosen; None before.
     """
@@ -85,12 +107,15 @@ class BothWays(ProductsHandle):
         first: Mapping[str, Tensor],
         decay: float,
         masked: bool,
+        state: str,
     ) -> None:
         super().__init__(model, TITLE, {weight.name: weight.module for weight in weights}, skipped)
         self.steps = 0
         self.flips: float | None = None
         self._weights, self._every, self._first, self._decay = list(weights), every, begin, decay
-        self._masked = masked
+        self._masked, self.state = masked, state
+        self._states = KeptStates()
+        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         hooks.install()  # not by `_start` inside a step: torch iterates over its hooks then
         self._hooks = [
             register_optimizer_step_pre_hook(_weakly(self._before_step)),
@@ -102,13 +127,22 @@ class BothWays(ProductsHandle):
 
     def __str__(self) -> str:
         mask = "fixed mask" if self._every is None else f"mask chosen every {self._every} steps"
+        mask += ", kept values alone" if self.state == "packed" else ""
         return f"2:4 both ways, {mask}, {self.steps} steps{'' if self.attached else ', over'}\n{self.plan}"
 
     def masks(self) -> dict[str, Tensor]:
         """Return the masks in force, by parameter name: bool (out, in)."""
         return {
-            name: keep for name, products in self._products().items() if (keep := mask_of(products).keep) is not None
+            name: keep for name, products in self._products().items() if (keep := mask_of(products).mask()) is not None
         }
+
+    @property
+    def memory(self) -> Memory:
+        """Bytes of weights and layouts, and of the state of optimisers that have stepped them, now."""
+        masked = [mask_of(products) for products in self._products().values()]
+        parameters = [weight.parameter for weight in self._weights]
+        layouts = sum(one.layout_nbytes for one in masked)
+        return memory(parameters, self.nbytes - layouts, layouts, self._optimizers)
 
     @property
     def nbytes(self) -> int:
@@ -126,17 +160,20 @@ class BothWays(ProductsHandle):
             return self.remove()
         if len(self.masks()) < len(self._weights):
             self._start()
+        chosen = self.masks()
         self._take_off()
-        if self._every is not None:
-            chosen = self.masks()
+        if self._every is not None or self.state == "packed":
             masks.attach_all([(weight, chosen[weight.name].clone(), PATTERN) for weight in self._weights])
         return self.model
 
     def remove(self) -> nn.Module:
         """Take everything off; the weights stay as the optimiser left them. Masks that the model came with stay."""
         self._require_attached()
+        chosen = self.masks()
         self._take_off()
-        if self._every is None and not self._masked and self.masks():
+        if self.state == "packed" and self._masked:
+            masks.attach_all([(weight, chosen[weight.name], PATTERN) for weight in self._weights if chosen])
+        elif self._every is None and not self._masked and chosen:
             masks.detach(self.model)
         return self.model
 
@@ -179,7 +216,9 @@ class BothWays(ProductsHandle):
         if (
             not (isinstance(calls, Mapping) and isinstance(kept, Mapping) and type(state.get("steps")) is int)
             or set(calls) != set(names)
-            or any(name not in names or keep.shape != names[name].parameter.shape for name, keep in kept.items())
+            or any(
+                name not in names or keep.shape != stored_shape(names[name].parameter) for name, keep in kept.items()
+            )
         ):
             raise TrainingError(
                 "the state is of another model",
@@ -205,6 +244,10 @@ class BothWays(ProductsHandle):
 
     def _take_off(self) -> None:
         super()._take_off()
+        self._states.release()
+        for weight, products in zip(self._weights, self._removed.values(), strict=True):
+            if mask_of(products).places is not None:
+                put_places(weight.parameter, mask_of(products), None)
         for hook in self._hooks:
             hook.remove()
 
@@ -215,6 +258,9 @@ class BothWays(ProductsHandle):
     @torch.no_grad()
     def _put(self, chosen: Mapping[str, Tensor]) -> None:
         """Put masks in force: on the parameters when they are fixed, in the layers alone when they move."""
+        if self.state == "packed":
+            self._put_places(chosen)
+            return
         if self._every is None:
             masks.attach_all(
                 [(weight, chosen[weight.name], PATTERN) for weight in self._weights if weight.name in chosen]
@@ -229,8 +275,35 @@ class BothWays(ProductsHandle):
             masked.put(keep)
         self.flips = moved / places if places else None
 
-    def _before_step(self, stepped: set[int]) -> None:
-        """Add the masked weight decay of SR-STE to the gradients, once a step."""
+    def _put_places(self, chosen: Mapping[str, Tensor]) -> None:
+        """Have parameters hold what the masks keep alone; one that is there already is moved."""
+        require_full(chosen)
+        products = self._products()
+        for weight in self._weights:
+            if (keep := chosen.get(weight.name)) is None:
+                continue
+            masked, places = mask_of(products[weight.name]), kept.places_of(keep)
+            if masked.places is not None and torch.equal(masked.places.indices, places.indices):
+                masked.forget_values()
+                continue
+            masks.detach(weight.module)
+            put_places(weight.parameter, masked, places)
+            put_over(weight.module, KeptLinear, products[weight.name])
+
+    def _places(self, stepped: set[int]) -> dict[nn.Parameter, Packed]:
+        """Return the parameters among those stepped that hold kept values alone."""
+        found = {}
+        for weight, products in zip(self._weights, self._products().values(), strict=True):
+            places, parameter = mask_of(products).places, weight.parameter
+            if places is not None and id(parameter) in stepped:
+                found[parameter] = places
+        return found
+
+    def _before_step(self, optimizer: Optimizer, stepped: set[int]) -> None:
+        """Have state stand as parameters do; add the masked weight decay of SR-STE to the gradients, once a step."""
+        if not self.attached:
+            return
+        self._states.before_step(optimizer, self._places(stepped))
         if self._every is None or self._decay == 0:
             return
         keep = self.masks()
@@ -239,12 +312,14 @@ class BothWays(ProductsHandle):
             if weight.name in keep and id(parameter) in stepped and parameter.grad is not None:
                 parameter.grad.add_(pruned_values(parameter, keep[weight.name]), alpha=self._decay)
 
-    def _after_step(self, stepped: set[int]) -> None:
+    def _after_step(self, optimizer: Optimizer, stepped: set[int]) -> None:
         """Have weights that moved packed again, and masks chosen where the schedule says so."""
         if not self.attached:
             return
+        self._states.after_step(optimizer, self._places(stepped))
         for weight, products in zip(self._weights, self._products().values(), strict=True):
             if id(weight.parameter) in stepped:
+                self._optimizers.add(optimizer)
                 mask_of(products).forget_values()
         if id(self._weights[0].parameter) not in stepped:  # of several optimisers, the one with the first layer counts
             return
@@ -255,13 +330,13 @@ class BothWays(ProductsHandle):
             self._put(_best(self._weights, {}))
 
 
-def _weakly(method: Callable[[set[int]], None]) -> Callable[[Optimizer, Any, Any], None]:
-    """Return an optimiser's hook that calls a handle's method with the ids of what is stepped, while there is one."""
+def _weakly(method: Callable[[Optimizer, set[int]], None]) -> Callable[[Optimizer, Any, Any], None]:
+    """Return an optimiser's hook: a handle's method gets it and the ids of what it steps, while there is a handle."""
     reference = weakref.WeakMethod(method)
 
     @torch.no_grad()
     def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if (call := reference()) is not None:
-            call({id(parameter) for group in optimizer.param_groups for parameter in group["params"]})
+            call(optimizer, {id(parameter) for group in optimizer.param_groups for parameter in group["params"]})
 
     return hook

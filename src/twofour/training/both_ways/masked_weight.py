@@ -5,6 +5,7 @@ On the CPU a layout is made once for a mask and filled again when the weight mov
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Self
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from twofour.kernels import Kernel, Prepared
 from twofour.kernels.problem import Problem
+from twofour.packing import Packed, kept
 from twofour.training.sparse_linear import Call, Source
 from twofour.training.sparse_linear.implementations import fitting, weight_kernels
 
@@ -22,12 +24,14 @@ class MaskedWeight(Source):
     Attributes:
         dtype: Computing type of the packed values.
         dense_parameter: Whether the parameter holds pruned values too (the mask moves).
-        keep: Mask of the weight, bool (out, in); None before the first.
+        keep: Mask of the weight, bool (out, in); None before the first, and where there are `places`.
+        places: Where the parameter holds the kept values alone: their places, packed (out, in), without values.
     """
 
     def __init__(self, dtype: torch.dtype, dense_parameter: bool) -> None:
         self.dtype, self.dense_parameter = dtype, dense_parameter
         self.keep: Tensor | None = None
+        self.places: Packed | None = None
         self._packed: dict[tuple[str, str], Prepared] = {}
         self._filled: set[tuple[str, str]] = set()
         self._packed_state: tuple[int, int] | None = None
@@ -38,7 +42,13 @@ class MaskedWeight(Source):
         """Put a mask in force; the layer keeps the tensor itself, and sees when it is changed in place."""
         if self.keep is not keep:
             self.forget_layouts()
-        self.keep = keep
+        self.keep, self.places = keep, None
+        self.forget_values()
+
+    def put_places(self, places: Packed) -> None:
+        """Have the parameter hold the values at these places alone from now on."""
+        self.forget_layouts()
+        self.keep, self.places = None, places
         self.forget_values()
 
     def forget_layouts(self) -> None:
@@ -49,11 +59,20 @@ class MaskedWeight(Source):
         """Take it that the weight has moved, though its version may not show it: it was written through `.data`."""
         self._packed_state = self._dense = None
 
+    def mask(self) -> Tensor | None:
+        """Return the mask in force, bool (out, in): of places a new tensor."""
+        return self.keep if self.places is None else kept.mask_of(self.places)
+
     @property
     def nbytes(self) -> int:
         """Bytes of the mask and of the layouts that were built."""
-        held = [*self._packed.values(), *([] if self.keep is None else [self.keep])]
-        return sum(one.nbytes for one in held)
+        masks = [one for one in (self.keep, self.places) if one is not None]
+        return self.layout_nbytes + sum(one.nbytes for one in masks)
+
+    @property
+    def layout_nbytes(self) -> int:
+        """Bytes of the layouts alone."""
+        return sum(packed.nbytes for packed in self._packed.values())
 
     def kernels(self, call: Call) -> tuple[list[Kernel], str]:
         """See `Source.kernels`."""
@@ -62,44 +81,56 @@ class MaskedWeight(Source):
 
     def takes(self, kernel: Kernel, call: Call) -> bool:
         """Whether a mask is in force, and the type is that of the packed values."""
-        return self.keep is not None and call.a.dtype == self.dtype
+        return (self.keep is not None or self.places is not None) and call.a.dtype == self.dtype
 
     def packed(self, kernel: Kernel, call: Call) -> Prepared:
         """Return the layout of W or W^T with the values that the weight has now."""
-        weight, keep, key = call.b, self.keep, (call.product, kernel.name)
-        assert keep is not None
-        if self._packed_mask != keep._version:
+        weight, key, version = call.b, (call.product, kernel.name), -1 if self.keep is None else self.keep._version
+        if self._packed_mask != version:
             self.forget_layouts()
-            self._packed_mask = keep._version
+            self._packed_mask = version
         if key not in self._packed:
+            keep = self.mask()
+            assert keep is not None
             self._packed[key] = kernel.blank(keep.t().contiguous() if call.product == "data" else keep)
         state = (weight._version, weight.data_ptr())
         stale = {key} - self._filled if self._packed_state == state else {key} | self._filled
         if stale:
-            # One conversion for all: torch's own rounds faster than a refill would.
-            values = (weight.t() if call.product == "data" else weight).detach().to(self.dtype).contiguous()
-            for product, name in stale:
-                packed = self._packed[product, name]
-                given = (values.t(), keep.t()) if product == "data" else (values, keep)
-                self._packed[product, name] = packed.kernel.refill(packed, *given)
+            self._refill(weight.t() if call.product == "data" else weight, stale)
             self._filled, self._packed_state = self._filled | stale, state
         return self._packed[key]
+
+    def _refill(self, weight: Tensor, stale: set[tuple[str, str]]) -> None:
+        """Write a weight as the parameter holds it into layouts."""
+        # One conversion for all: torch's own rounds faster than a refill would.
+        values, keep = weight.detach().to(self.dtype).contiguous(), self.keep
+        for product, name in stale:
+            packed, turned = self._packed[product, name], product == "data"
+            if self.places is not None:
+                whole = replace(self.places, values=values)
+                given: tuple[Tensor | Packed, Tensor | None] = whole.transposed() if turned else whole, None
+            else:
+                assert keep is not None
+                given = (values.t(), keep.t()) if turned else (values, keep)
+            self._packed[product, name] = packed.kernel.refill(packed, *given)
 
     def multiply(self, kernel: Kernel, packed: Prepared, call: Call) -> Tensor:
         """Return the product, with B as `packed` returned it; leading axes are flattened."""
         bias = None if call.bias is None else call.bias.float()
-        return kernel.run(call.a.flatten(0, -2), packed, bias, Problem(len(call.b)))
+        rows = len(call.b) if self.places is None else self.places.header.shape[call.product == "data"]
+        return kernel.run(call.a.flatten(0, -2), packed, bias, Problem(rows))
 
     def dense(self, call: Call) -> tuple[Tensor, Tensor]:
-        """Return B in A's type, masked where the parameter is dense."""
+        """Return B in A's type, dense: masked where the parameter holds pruned values too."""
         keep = self.keep if self.dense_parameter else None
-        if keep is None and call.b.dtype == call.a.dtype:
+        if keep is None and self.places is None and call.b.dtype == call.a.dtype:
             return call.a, call.b
         turned = call.product == "data"
         weight = call.b.t() if turned else call.b
         state = (weight._version, weight.data_ptr(), -1 if keep is None else keep._version, call.a.dtype)
         if self._dense is None or self._dense[0] != state:
-            self._dense = state, (weight if keep is None else weight * keep).to(call.a.dtype)
+            whole = weight if self.places is None else kept.scatter(replace(self.places, values=weight.detach()))
+            self._dense = state, (whole if keep is None else whole * keep).to(call.a.dtype)
         return call.a, self._dense[1].t() if turned else self._dense[1]
 
     def trial(self) -> Self:
@@ -107,3 +138,7 @@ class MaskedWeight(Source):
         self.forget_values()
         self._filled = set()
         return self
+
+    def of_gradient(self, gradient: Tensor) -> Tensor:
+        """Return what the parameter takes of a dense gradient (out, in): all of it, or what stands at the places."""
+        return gradient if self.places is None else kept.gather(self.places, gradient)

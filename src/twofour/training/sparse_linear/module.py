@@ -106,12 +106,13 @@ class SparseLinear(nn.Linear):
         if as_it_is(products, input):
             return super().forward(input)
         if not products.backward_only:
-            return _masked(products, input, self.weight, self.bias)
+            return through_products(products, input, self.weight, self.bias)
         return cast(Tensor, _Products.apply(*as_autocast(input, self.weight, self.bias), products.number))
 
 
 @torch.compiler.disable(reason="twofour: native, on raw pointers")
-def _masked(products: LinearProducts, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def through_products(products: LinearProducts, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return X W^T + bias of a masked weight, as its parameter holds it."""
     (x,) = as_autocast(x)  # the weight is packed from the parameter itself, whatever the computing type
     with torch.autocast(x.device.type, enabled=False):
         return cast(Tensor, _Products.apply(x, weight, bias, products.number))

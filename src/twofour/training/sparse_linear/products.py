@@ -59,12 +59,14 @@ class LinearProducts:
         # The last axis but one stands for the pixels of a convolution, those before it for the samples.
         *samples, tokens, out = (1, *gradient.shape) if gradient.ndim == 1 else gradient.shape
         a = gradient.reshape(math.prod(samples), tokens, out)
-        return self.run(Call("data", a, weight.t())).view(*gradient.shape[:-1], weight.shape[1])
+        return self.run(Call("data", a, weight.t())).view(*gradient.shape[:-1], self.plan.shape[1])
 
     def weight_gradient(self, gradient: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return dZ^T X in `dtype`, of (..., out) and (..., in)."""
+        """Return dZ^T X in `dtype`, of (..., out) and (..., in), as the parameter holds its weight."""
         a, b = (operand.reshape(-1, operand.shape[-1]).contiguous().t() for operand in (gradient, x))
-        return self.run(Call("weight", a, b, dtype=dtype))
+        dense = self.run(Call("weight", a, b, dtype=dtype))
+        with part("pack"):
+            return self.sources.get("weight", EXACT).parameter_gradient(dense)
 
     def run(self, call: Call) -> Tensor:
         """Return a product, by the row or the dense implementation that its choice names."""

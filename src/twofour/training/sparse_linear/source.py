@@ -76,6 +76,10 @@ class Source:
         """Return the product, with A as `packed` returned it; leading axes are flattened."""
         return kernel.run_columns(call.b.t(), packed, call.a.shape[:-1].numel(), call.dtype)
 
+    def parameter_gradient(self, gradient: Tensor) -> Tensor:
+        """Return what a parameter takes of its dense gradient, the answer of the product "weight"."""
+        return gradient
+
     def trial(self) -> Self:
         """Return what is used once for measuring: the training must not see that it was."""
         return copy.copy(self)

@@ -12,6 +12,7 @@ from torch.nn import functional
 from twofour.errors import KernelError
 from twofour.kernels.base import Prepared
 from twofour.kernels.cuda import HALVES, CudaKernel
+from twofour.packing import Packed
 
 COLUMN_MULTIPLE = 8
 """Columns of a dense 16-bit operand are padded to its multiples (torch.sparse.semi_structured)."""
@@ -49,8 +50,9 @@ class LibraryMatmul(CudaKernel):
         """Return nothing: `refill` packs from the values and the mask."""
         return Prepared(self, torch.empty(0, dtype=torch.uint8, device=keep.device))
 
-    def refill(self, prepared: Prepared, values: Tensor, keep: Tensor | None = None) -> Prepared:
+    def refill(self, prepared: Prepared, values: Tensor | Packed, keep: Tensor | None = None) -> Prepared:
         """Return a weight packed anew."""
+        assert isinstance(values, Tensor), "kept values alone are the CPU's"
         return self.repack(values, keep)
 
     def refill_refuses(self, rows: int, columns: int) -> str | None:

@@ -1,0 +1,143 @@
+"""A Linear whose parameter holds the kept values of its weight alone, (out, in / 2), in the order of the packed form.
+
+Its optimiser has half as much to do and to remember. Elsewhere the weight is dense: `layer.weight` computes it, with a
+gradient, and the state dict holds it and takes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from twofour.errors import TrainingError
+from twofour.layers import CARRIED, STORED, Reduction
+from twofour.layers.modules import parameters_of
+from twofour.masks.loaded import reconcile
+from twofour.masks.rule import Rule
+from twofour.packing import Packed, kept
+from twofour.patterns import Transposable
+from twofour.training.both_ways.masked_weight import MaskedWeight
+from twofour.training.sparse_linear import LinearProducts
+from twofour.training.sparse_linear.module import SparseLinear, through_products
+
+WEIGHT = "weight"
+
+
+class _Dense(torch.autograd.Function):
+    """The dense weight of kept values; its gradient is gathered at their places."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, places: Packed) -> Tensor:
+        ctx.places = places
+        return kept.scatter(replace(places, values=values))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return kept.gather(ctx.places, gradients[0]), None
+
+
+class KeptLinear(SparseLinear, nn.Linear):
+    """An `nn.Linear` while its parameter holds kept values; (..., in) -> (..., out), in the computing type."""
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """The dense weight (out, in), computed anew: writing into it changes nothing."""
+        return cast(Tensor, _Dense.apply(values_of(self), places_of(self)))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return X W^T + bias."""
+        return through_products(self.__dict__[CARRIED], input, values_of(self), self.bias)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Refuse another weight: whether its values stand at the same places cannot be seen."""
+        if name == WEIGHT and (param is None or param.shape != values_of(self).shape):
+            raise TrainingError(
+                "a layer that holds its kept values alone takes no other weight by assignment",
+                got="None" if param is None else f"a parameter {tuple(param.shape)}",
+                wanted="a dense weight by load_state_dict",
+                remedy='layer.load_state_dict({"weight": dense}, strict=False), or handle.remove() first',
+            )
+        super().register_parameter(name, param)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + WEIGHT] = self.weight if keep_vars else self.weight.detach()
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *more: Any) -> None:
+        key, (*_, errors) = prefix + WEIGHT, more
+        given = state_dict.get(key)
+        if isinstance(given, Tensor):
+            shape = shape_of(self)
+            if given.shape != shape:
+                errors.append(f"size mismatch for {key}: {tuple(given.shape)} in the state dict, {shape} in the model.")
+                given = self.weight
+            state_dict = {**state_dict, key: self._adopted(given.detach(), key)}
+        super()._load_from_state_dict(state_dict, prefix, *more)
+
+    def _adopted(self, dense: Tensor, name: str) -> Tensor:
+        """Return the kept values of a dense weight, whose own zeros become the mask where they are others."""
+        masked = masked_of(self)
+        keep = kept.mask_of(places_of(self))
+        rule = Rule(name, Transposable(), Reduction(), keep.clone())
+        dense = dense.clone().contiguous()
+        reconcile(rule, dense)
+        if not torch.equal(rule.keep, keep):
+            put_places(values_of(self), masked, kept.places_of(rule.keep))
+        masked.forget_values()
+        return kept.gather(places_of(self), dense)
+
+
+def values_of(layer: nn.Module) -> nn.Parameter:
+    """Return the parameter of a layer that holds kept values alone: (out, in / 2)."""
+    return cast(nn.Parameter, parameters_of(layer)[WEIGHT])
+
+
+def masked_of(layer: nn.Module) -> MaskedWeight:
+    """Return the weight as the products of a layer read it."""
+    products: LinearProducts = layer.__dict__[CARRIED]
+    return cast(MaskedWeight, products.sources["forward"])
+
+
+def places_of(layer: nn.Module) -> Packed:
+    """Return where the kept values of a layer stand."""
+    places = masked_of(layer).places
+    assert places is not None
+    return places
+
+
+def shape_of(layer: nn.Module) -> tuple[int, ...]:
+    """Return the dense shape of a layer's weight."""
+    return places_of(layer).header.shape
+
+
+@torch.no_grad()
+def put_places(parameter: nn.Parameter, masked: MaskedWeight, places: Packed | None) -> None:
+    """Have a parameter hold its values at `places` alone, or, for None, all of them; what it held elsewhere is lost.
+
+    It stays the same object, so that optimisers go on with it. Its gradient is moved along.
+    """
+    gradient, parameter.grad = parameter.grad, None
+    held = parameter.data
+    # A graph that is still alive holds what accumulates the gradient, and its shape: another dtype lets go of that.
+    parameter.data = torch.empty(0, dtype=torch.complex64, device=held.device)
+    parameter.data = moved(held, masked.places, places)
+    if gradient is not None:
+        parameter.grad = moved(gradient, masked.places, places)
+    if places is None:
+        delattr(parameter, STORED)
+        keep = masked.mask()
+        assert keep is not None
+        masked.put(keep)
+    else:
+        setattr(parameter, STORED, places.header.shape)
+        masked.put_places(places)
+
+
+def moved(tensor: Tensor, before: Packed | None, after: Packed | None) -> Tensor:
+    """Return values that stand at `before`, or dense where that is None, as they stand at `after`."""
+    dense = tensor if before is None else kept.scatter(replace(before, values=tensor))
+    return dense if after is None else kept.gather(after, dense)

@@ -1,0 +1,328 @@
+"""Training kept values alone against the same training of the dense weight under its mask."""
+
+import contextlib
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import twofour
+from twofour import masks, prune
+from twofour.errors import TrainingError
+from twofour.patterns import Transposable
+from twofour.training import both_ways, finetune, sdgp
+
+PATTERN = Transposable()
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, weight_decay=0.05, nesterov=True),
+    "adam": lambda parameters: torch.optim.Adam(parameters, 1e-2, amsgrad=True),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, 1e-2, fused=True),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, 1e-3, foreach=True),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, 1e-2, initial_accumulator_value=0.1),
+}
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 48, bias=False), nn.GELU(), nn.Linear(48, 7))
+
+
+def batch(seed: int = 1) -> torch.Tensor:
+    return torch.randn(24, 32, generator=torch.Generator().manual_seed(seed))
+
+
+def attach(model: nn.Module, state: str = "packed", **options) -> both_ways.BothWays:
+    return both_ways.attach(model, batch(), **{"kernels": "sparse", "state": state, **options})
+
+
+def losses(
+    model: nn.Module, optimizer: torch.optim.Optimizer, first: int, count: int, clip: float = 0.0
+) -> list[float]:
+    found = []
+    for step in range(first, first + count):
+        optimizer.zero_grad()
+        loss = (model(batch(step)) - batch(step)[:, :7].sin()).square().mean()
+        loss.backward()
+        if clip:
+            masks.enforce(model)
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        found.append(float(loss.detach()))
+    return found
+
+
+def pair(**options) -> tuple[nn.Module, nn.Module]:
+    models = network(), network()
+    for model, state in zip(models, ("dense", "packed"), strict=True):
+        model.handle = [attach(model, state, **options)]  # a list: no module, no parameter
+    return models
+
+
+def assert_same(one: nn.Module, other: nn.Module, limit: float = 0.0) -> None:
+    states = one.state_dict(), other.state_dict()
+    assert list(states[0]) == list(states[1])
+    for name, value in states[0].items():
+        assert value.shape == states[1][name].shape
+        error = (value - states[1][name]).norm() / value.norm()
+        assert error <= limit, (name, float(error))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_losses_and_weights_are_those_of_the_dense_weight_under_its_mask(name: str) -> None:
+    dense, packed = pair()
+    found = [losses(model, OPTIMIZERS[name](model.parameters()), 0, 8, clip=0.5) for model in (dense, packed)]
+    assert found[0][0] == found[1][0] and found[1] == pytest.approx(found[0], rel=1e-5)
+    assert_same(dense, packed, 1e-5)
+
+
+def test_autocast_and_the_unbiased_estimate_are_those_of_the_dense_weight() -> None:
+    found = []
+    for state in ("dense", "packed"):
+        model = network()
+        with torch.autocast("cpu", torch.bfloat16):
+            handle = attach(model, state, gradient="2:4", seed=3)
+            found.append(losses(model, torch.optim.AdamW(model.parameters(), 1e-2), 0, 4))
+        assert handle.attached and {layer.dtype for layer in handle.plan.layers} == {"bfloat16"}
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("kernel", ["sparse", "dense"])
+def test_gradients_accumulate_at_the_kept_places(kernel: str) -> None:
+    dense, packed = pair()
+    for model in (dense, packed):
+        for layer in (model[0], model[2]) if kernel == "dense" else ():
+            products = layer.__dict__["_twofour_attached"]
+            chosen = {product: both_ways.Choice("torch", False, "") for product in products.plan.choices}
+            products.plan = both_ways.LayerPlan(**{**vars(products.plan), "choices": chosen})
+        x = batch().requires_grad_()
+        for piece in x.chunk(3):
+            model(piece).square().sum().backward()
+        model.x = x
+    masks.enforce(dense)
+    parameters = dict(packed.named_parameters())
+    assert parameters["0.weight"].shape == parameters["0.weight"].grad.shape == (64, 16)
+    assert torch.allclose(packed.x.grad, dense.x.grad, rtol=1e-5, atol=1e-6)
+    whole = packed[0].weight
+    assert whole.shape == (64, 32) and PATTERN.check(whole.detach()).ok
+    keep = dense.handle[0].masks()["0.weight"]
+    assert torch.equal(parameters["0.weight"].grad.flatten(), dense[0].weight.grad[keep])
+    parameters["0.weight"].grad = None
+    (whole.abs().sum() * 2).backward()  # a penalty of the dense weight reaches the kept values
+    assert torch.equal(parameters["0.weight"].grad, 2 * parameters["0.weight"].sign())
+
+
+@pytest.mark.parametrize(("name", "most"), [("sgd", 0.55), ("adamw", 0.55), ("adagrad", 0.55)])
+def test_weights_and_state_take_half_the_memory(name: str, most: float) -> None:
+    dense, packed = pair()
+    optimizers = [OPTIMIZERS[name](model.parameters()) for model in (dense, packed)]
+    for model, optimizer in zip((dense, packed), optimizers, strict=True):
+        losses(model, optimizer, 0, 1)
+    memory, whole = packed.handle[0].memory, dense.handle[0].memory
+    assert memory.dense_weights == whole.dense_weights == 4 * (64 * 32 + 48 * 64)
+    assert memory.dense_state == whole.dense_state == whole.state > 0
+    assert memory.ratio <= most < 1 < whole.ratio
+    assert memory.layouts == whole.layouts > 0
+    assert f"{memory.ratio:.2f} of dense" in str(memory)
+
+
+def test_what_is_saved_is_dense_and_goes_on_either_way() -> None:
+    """Killed after three steps and resumed, packed or dense: the bits of six steps without a stop."""
+    whole = network()
+    kept_alive = attach(whole)
+    optimizer = OPTIMIZERS["adamw"](whole.parameters())
+    want = losses(whole, optimizer, 0, 6)
+    for before, after in (("packed", "packed"), ("packed", "dense"), ("dense", "packed")):
+        model, other = network(), network(seed=5)
+        handle, resumed = attach(model, before), attach(other, after)
+        first, second = (OPTIMIZERS["adamw"](one.parameters()) for one in (model, other))
+        found = losses(model, first, 0, 3)
+        saved = pickle.loads(pickle.dumps((model.state_dict(), first.state_dict(), handle.state_dict())))
+        assert saved[0]["0.weight"].shape == saved[1]["state"][0]["exp_avg"].shape == (64, 32)
+        other.load_state_dict(saved[0])
+        second.load_state_dict(saved[1])
+        resumed.load_state_dict(saved[2])
+        found += losses(other, second, 3, 3)
+        assert found == want, (before, after)
+        assert_same(whole, other)
+    assert kept_alive.attached
+
+
+@pytest.mark.parametrize("end", ["finish", "remove"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_packed_and_back_with_the_same_optimizer(end: str, masked: bool) -> None:
+    models = network(), network()
+    if masked:
+        for model in models:
+            prune(model, {"0": "2:4-transposable", "2": "2:4-transposable"})
+    optimizers = [OPTIMIZERS["adamw"](model.parameters()) for model in models]  # before attach
+    dense, packed = models
+    handle, other = attach(dense, "dense"), attach(packed)
+    assert not masks.of(packed) and {parameter.shape for parameter in packed[0].parameters()} == {(64, 16), (64,)}
+    for model, optimizer in zip(models, optimizers, strict=True):
+        losses(model, optimizer, 0, 3)
+    assert getattr(other, end)() is packed and getattr(handle, end)() is dense
+    assert type(packed[0]) is nn.Linear and packed[0].weight.shape == (64, 32)
+    assert optimizers[1].state[packed[0].weight]["exp_avg"].shape == (64, 32)
+    assert (
+        set(masks.of(packed))
+        == set(masks.of(dense))
+        == ({"0.weight", "2.weight"} if masked or end == "finish" else set())
+    )
+    assert list(other.masks()) == ["0.weight", "2.weight"]
+    after = [losses(model, optimizer, 3, 3) for model, optimizer in zip(models, optimizers, strict=True)]
+    assert after[1] == pytest.approx(after[0], rel=1e-5)
+    assert_same(dense, packed, 1e-5)
+    if end == "finish":
+        assert twofour.check(packed).ok
+
+
+def test_dense_first_and_kept_values_from_a_step_on() -> None:
+    dense, packed = pair(begin=2)
+    found = [losses(model, OPTIMIZERS["sgd"](model.parameters()), 0, 5) for model in (dense, packed)]
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+    assert dict(packed.named_parameters())["0.weight"].shape == (64, 16)
+    assert_same(dense, packed, 1e-5)
+
+
+def test_loaded_weights_bring_their_zeros_and_state_follows() -> None:
+    dense, packed = pair()
+    optimizers = [OPTIMIZERS["adamw"](model.parameters()) for model in (dense, packed)]
+    other = prune(network(seed=5), {"0": "2:4-transposable", "2": "2:4-transposable"})
+    for model, optimizer in zip((dense, packed), optimizers, strict=True):
+        losses(model, optimizer, 0, 2)
+        model.load_state_dict(other.state_dict())
+    want, have = (model.handle[0].masks() for model in (dense, packed))
+    assert all(torch.equal(have[name], keep) for name, keep in want.items())
+    assert torch.equal(packed[0].weight, other[0].weight)
+    found = [losses(model, optimizer, 2, 3) for model, optimizer in zip((dense, packed), optimizers, strict=True)]
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+    with pytest.raises(RuntimeError, match=r"size mismatch for 0.weight: \(64, 16\) in the state dict, \(64, 32\)"):
+        packed.load_state_dict({**packed.state_dict(), "0.weight": torch.zeros(64, 16)})
+
+
+def test_copies_run_and_train_by_themselves() -> None:
+    model = network()
+    handle = attach(model)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(twin(batch()), model(batch()))
+        before = model.state_dict()
+        losses(twin, torch.optim.SGD(twin.parameters(), 0.1), 0, 1)
+        assert not torch.equal(twin[0].weight, model[0].weight) and PATTERN.check(twin[0].weight.detach()).ok
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert handle.remove() is model
+    half = copy.deepcopy(network())
+    attach(half)
+    want = half(batch())
+    assert torch.allclose(half.double()(batch().double()).float(), want, rtol=1e-4, atol=1e-5)
+
+
+class Stop(Exception):
+    pass
+
+
+def test_finetune_killed_and_resumed_is_as_if_never_stopped(tmp_path) -> None:
+    def run(folder, most: int) -> nn.Module:
+        model, calls = network(), []
+
+        def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            calls.append(1)
+            if len(calls) > most:
+                raise Stop
+            return nn.functional.mse_loss(output, target)
+
+        loader = [(batch(seed), batch(seed)[:, :7].sin()) for seed in range(4)]
+        with contextlib.suppress(Stop):
+            finetune(
+                model,
+                loader,
+                loss=loss,
+                optimizer=OPTIMIZERS["adamw"],
+                epochs=2,
+                scheme=lambda given, steps: attach(given),
+                clip_norm=0.5,
+                checkpoint=folder,
+                checkpoint_every=1,
+                progress=False,
+            )
+        return model
+
+    whole = run(None, 99)
+    assert set(masks.of(whole)) == {"0.weight", "2.weight"} and type(whole[0]) is nn.Linear
+    run(tmp_path, 5)
+    stored = torch.load(tmp_path / "sparse.pt", weights_only=True)
+    assert stored["model"]["0.weight"].shape == stored["optimizer"]["state"][0]["exp_avg"].shape == (64, 32)
+    assert_same(whole, run(tmp_path, 99))
+
+
+def test_what_cannot_hold_kept_values_alone_is_refused() -> None:
+    model = network()
+    for options, said in (
+        ({"schedule": "every=2"}, r"pruned values must be there to grow again \(SR-STE\)"),
+        ({"kernels": "dense"}, "the control, which has no mask"),
+        ({"state": "sparse"}, "`state` is not known"),
+    ):
+        with pytest.raises(TrainingError, match=said):
+            attach(model, **options)
+    assert type(model[0]) is nn.Linear
+    handle = attach(model)
+    with pytest.raises(TrainingError, match="takes no other weight by assignment"):
+        model[0].weight = nn.Parameter(torch.zeros(64, 32))
+    with pytest.raises(TrainingError, match="no layer can have its gradient pruned"):
+        sdgp.attach(nn.Sequential(model[0]), "2:4")
+    losses(model, torch.optim.SGD(model.parameters(), 0.1), 0, 1)
+    before = model.state_dict()
+    for make in (
+        lambda parameters: torch.optim.Adafactor(parameters),
+        lambda parameters: torch.optim.Muon([one for one in parameters if one.ndim == 2]),
+    ):
+        with pytest.raises(TrainingError, match=r'cannot step kept values alone(.|\n)*state="dense"'):
+            losses(model, make(model.parameters()), 0, 1)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    handle.remove()
+    sparser = prune(network(), {"0": "2:4-transposable", "2": "2:4-transposable"})
+    keep = masks.of(sparser)["0.weight"].keep
+    keep[0, keep[0].nonzero()[0]] = False
+    with pytest.raises(TrainingError, match=r"(?s)0.weight.*1 values short of two in every four"):
+        attach(sparser)
+    assert set(masks.of(sparser)) == {"0.weight", "2.weight"} and type(sparser[0]) is nn.Linear
+
+
+def test_an_optimizer_whose_state_is_of_rows_is_found_by_its_state() -> None:
+    class ByRow(torch.optim.SGD):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    self.state[parameter]["row"] = parameter.grad.square().mean(-1)
+
+    model = network()
+    handle = attach(model)
+    with pytest.raises(TrainingError, match=r"ByRow cannot step kept values alone(.|\n)*state `row` \(64,\)"):
+        losses(model, ByRow(model[0].parameters()), 0, 1)
+    assert handle.attached
+
+
+def test_several_processes_are_refused() -> None:
+    model = network()
+    handle = attach(model)
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        with pytest.raises(TrainingError, match="not trained by several processes yet"):
+            losses(model, torch.optim.SGD(model.parameters(), 0.1), 0, 1)
+        with pytest.raises(TrainingError, match="not trained by several processes yet"):
+            attach(network())
+    finally:
+        torch.distributed.destroy_process_group()
+    assert handle.finish() is model
+
+
+def test_measured_plans_hold_under_kept_values() -> None:
+    model = network()
+    handle = attach(model, kernels="measured", seconds=0.01)
+    assert "kept values alone" in str(handle)
+    for layer in handle.plan.layers:
+        assert all(choice.dense_ms for choice in layer.choices.values())
+    found = losses(model, torch.optim.SGD(model.parameters(), 0.1), 0, 2)
+    assert found[1] < found[0] * 2
