@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import twofour
-from twofour.hardware import machine
-from twofour.hardware.low_bits import of_low_bits
+from twofour.hardware import MACHINES, machine
+from twofour.hardware.low_bits import SINGLE_BITS, of_low_bits
 from twofour.hardware.matmul_shapes import Product
 from twofour.quantization import LowBits, Widths
 from twofour.quantization.widths import encoding_of
@@ -48,4 +48,7 @@ def test_a_model_is_priced_in_floats_and_in_its_widths() -> None:
         assert [row.layer for row in found.rows] == ["0", "2", "4"]
         assert "in its low bits (w1a8)" in found.summary() and "ms w1a8" in str(found)
         assert found.to_dict()["low_bits_ms"] == found.low_bits_ms
+        assert "Hopper has no published rate of 1-bit products" in found.summary()
+    assert not before.single_bits and "1-bit" not in before.summary()
+    assert {one.family for one in MACHINES.values()} <= set(SINGLE_BITS)
     assert set(twofour.quantization.of(model)) == {"0", "2"}

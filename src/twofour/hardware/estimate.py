@@ -14,7 +14,7 @@ from twofour.errors import HardwareError
 from twofour.hardware.blocks import of_blocks, require_large
 from twofour.hardware.costs import Costs, costs
 from twofour.hardware.fitted import FITTED
-from twofour.hardware.low_bits import as_floats, of_low_bits
+from twofour.hardware.low_bits import SINGLE_BITS, as_floats, of_low_bits
 from twofour.hardware.machine import BITS, Machine, group_of
 from twofour.hardware.machines import machine as find
 from twofour.hardware.matmul_shapes import Product, linears, trace
@@ -120,6 +120,11 @@ class Estimate:
         return self.other_ms + sum(row.dense_ms if row.low_bits_ms is None else row.low_bits_ms for row in self.rows)
 
     @property
+    def single_bits(self) -> str:
+        """What the machine has of products of single bits, which `low_bits_ms` does not count; "" without low bits."""
+        return SINGLE_BITS.get(self.machine.family, "") if any(row.width for row in self.rows) else ""
+
+    @property
     def loses(self) -> tuple[str, ...]:
         """Layers where sparse is not said to win, each once."""
         return tuple(dict.fromkeys(row.layer for row in self.rows if row.ratio is not None and not row.wins))
@@ -140,6 +145,7 @@ class Estimate:
         lost = f"; sparse does not pay in {len(self.loses)} layers" if self.loses else ""
         widths = ", ".join(dict.fromkeys(row.width for row in self.rows if row.width))
         lost += f"; {self.low_bits_ms:.3f} ms in its low bits ({widths})" if widths else ""
+        lost += f"; {self.single_bits}" if self.single_bits else ""
         lost += f"; without {listed(self.left_out)}: they are priced with an example" if self.left_out else ""
         return (
             f"{self.machine.name}, {self.dtype}: {self.dense_ms:.3f} ms dense, {self.sparse_ms:.3f} ms with every "
@@ -150,7 +156,7 @@ class Estimate:
     def to_dict(self) -> dict[str, object]:
         """Return JSON-ready fields."""
         totals = {"dense_ms": self.dense_ms, "sparse_ms": self.sparse_ms, "best_ms": self.best_ms}
-        totals |= {"low_bits_ms": self.low_bits_ms}
+        totals |= {"low_bits_ms": self.low_bits_ms, "single_bits": self.single_bits}
         rows = [{**asdict(row), "ratio": row.ratio, "wins": row.wins} for row in self.rows]
         place = {"machine": self.machine.name, "dtype": self.dtype, "cold": self.cold, "traced": self.traced}
         place |= {"pattern": self.pattern, "left_out": list(self.left_out)}

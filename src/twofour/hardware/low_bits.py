@@ -22,6 +22,15 @@ from twofour.quantization import LowBits
 from twofour.quantization.layer import take_low_bits
 from twofour.quantization.stored import scale_bytes, stored_encoding
 
+SINGLE_BITS = {
+    "ampere": "of 1-bit products A100 has 4992 TOP/s (NVIDIA's whitepaper), and no library a kernel",
+    "ada": "1-bit products are instructions of Ada without a published rate, and no library has a kernel",
+    "hopper": "Hopper has no published rate of 1-bit products: AND is an instruction, XOR takes two (ptxas 12.8)",
+    "blackwell": "Blackwell has no 1-bit units: their instructions become products of bytes (ptxas 12.8)",
+    "blackwell-rtx": "Blackwell has no 1-bit units: their instructions become products of bytes (ptxas 12.8)",
+}
+"""What a family of machines has of products of single bits, which are not priced: docs/sparse_tensor_core.md."""
+
 
 def as_floats(model: nn.Module) -> nn.Module:
     """Return a model that shares every tensor and whose layers compute in floats, so that their products are seen."""

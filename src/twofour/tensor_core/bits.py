@@ -1,14 +1,14 @@
-"""Products of single bits on Tensor Cores, `mma` of b1 with `.and.popc`, and of numbers of 1 to 8 bits made of them.
+"""Products of single bits on Tensor Cores, `mma` of b1 with AND or XOR, and of numbers of 1 to 8 bits made of them.
 
-Dense instructions, sm_80 and newer: d = sum_k popcount(a & b) + c in s32 (PTX ISA, 9.7.14.5). With g = lane / 4 and
-q = lane % 4, a register is 32 bits along K, the first in the lowest:
+Dense instructions: d = sum_k popcount(a & b) + c in s32, or popcount(a ^ b) (PTX ISA, 9.7.14.5). With g = lane / 4,
+q = lane % 4 and h = m / 8, a register is 32 bits along K, the first in the lowest:
 
-    A, register r:   row g + 8 (r % 2),  word 4 (r / 2) + q
+    A, register r:   row g + 8 (r % h),  word 4 (r / h) + q
     B, register r:   column g,           word 4 r + q
     C, D, register r: row g + 8 (r / 2), column 2 q + r % 2
 
 Derived from the text of the PTX ISA, not run on a GPU by us. A product of p by q bits is p q products of planes (Feng
-et al. 2021, arXiv 2106.12169, section 4), with `.and` alone: CUTLASS has `.xor.popc` up to sm_89 only.
+et al. 2021, arXiv 2106.12169, section 4), by either: popcount(x ^ w) = popcount(x) + popcount(w) - 2 popcount(x & w).
 """
 
 from __future__ import annotations
@@ -29,36 +29,48 @@ _LANES, _WORD = 32, 32
 
 @dataclass(frozen=True)
 class BitInstruction:
-    """`mma.sync.aligned.m16n8k<k>.row.col.s32.b1.b1.s32.and.popc`.
+    """`mma.sync.aligned.m<m>n8k<k>.row.col.s32.b1.b1.s32.<operation>.popc`.
 
     Attributes:
         k: Bits that are multiplied for each element of D, 128 or 256.
-        m: Rows of A and D.
+        m: Rows of A and D, 8 or 16.
+        operation: "and" or "xor".
+        arch: First architecture whose PTX has it.
+        last: Last one that has it as an instruction of its own (BMMA): what NVIDIA's assembler, ptxas 12.8, makes of
+            it. Later ones run others in its place: Hopper two ANDs for an XOR, Blackwell products of bytes.
         n: Columns of B and D.
-        arch: First architecture.
     """
 
     k: int
     m: int = 16
-    n: int = 8
+    operation: str = "and"
     arch: str = "sm_80"
+    last: str = "sm_90"
+    n: int = 8
 
     @property
     def name(self) -> str:
         """For example "mma.m16n8k256.b1.and.popc"."""
-        return f"mma.m{self.m}n{self.n}k{self.k}.b1.and.popc"
+        return f"mma.m{self.m}n{self.n}k{self.k}.b1.{self.operation}.popc"
 
 
-MMA_B1 = (BitInstruction(128), BitInstruction(256))
+MMA_B1 = (
+    BitInstruction(128),
+    BitInstruction(256),
+    BitInstruction(128, 8),
+    BitInstruction(128, operation="xor", last="sm_89"),
+    BitInstruction(256, operation="xor", last="sm_89"),
+    BitInstruction(128, 8, "xor", "sm_75", "sm_89"),
+)
 """The rows of the table."""
 
 
 def _places(row: BitInstruction) -> tuple[Tensor, Tensor, Tensor]:
     """Return for each lane and register of A, B and C where in the flat matrix it stands, A and B in words."""
-    lane, words = torch.arange(_LANES, device="cpu")[:, None], row.k // _WORD
+    lane, words, tall = torch.arange(_LANES, device="cpu")[:, None], row.k // _WORD, row.m // 8
     group, quad = lane // 4, lane % 4
-    a, b, c = (torch.arange(size, device="cpu") for size in (words // 2, words // 4, 4))
-    of_a = (group + 8 * (a % 2)) * words + 4 * (a // 2) + quad
+    a, b, c = (torch.arange(size, device="cpu") for size in (tall * words // 4, words // 4, 2 * tall))
+    of_a = (group + 8 * (a % tall)) * words + 4 * (a // tall) + quad
     of_b = group * words + 4 * b + quad
     return of_a, of_b, (group + 8 * (c // 2)) * row.n + 2 * quad + c % 2
 
@@ -89,8 +101,8 @@ def execute_b1(row: BitInstruction, a: Tensor, b: Tensor, c: Tensor) -> Int32[Te
     words = row.k // _WORD
     rows = torch.zeros(row.m * words, dtype=torch.int32, device="cpu").scatter_(0, of_a.flatten(), a.flatten())
     columns = torch.zeros(row.n * words, dtype=torch.int32, device="cpu").scatter_(0, of_b.flatten(), b.flatten())
-    both = rows.view(row.m, 1, words) & columns.view(1, row.n, words)
-    return popcount(both).sum(2, dtype=torch.int32).flatten()[of_c] + c
+    a, b = rows.view(row.m, 1, words), columns.view(1, row.n, words)
+    return popcount(a ^ b if row.operation == "xor" else a & b).sum(2, dtype=torch.int32).flatten()[of_c] + c
 
 
 def _require(row: BitInstruction, what: str, given: Tensor, size: tuple[int, ...]) -> None:
@@ -118,7 +130,10 @@ def planes_of(codes: UInt8[Tensor, "rows k"], bits: int, multiple: int) -> Int32
 
 
 def ones_in_both(row: BitInstruction, a: Tensor, b: Tensor) -> Int64[Tensor, "rows columns"]:
-    """Return popcount(a & b) of all pairs of rows of words (rows, words) and (columns, words), by the instruction."""
+    """Return popcount(a & b) of all pairs of rows of words (rows, words) and (columns, words), by the instruction.
+
+    XOR counts popcount(a) + popcount(b) less twice of it.
+    """
     words, size = row.k // _WORD, (len(a), len(b))
     tall, wide = -(-len(a) // row.m) * row.m, -(-len(b) // row.n) * row.n
     a, b = (torch.nn.functional.pad(x, (0, 0, 0, to - len(x))) for x, to in ((a, tall), (b, wide)))
@@ -126,12 +141,14 @@ def ones_in_both(row: BitInstruction, a: Tensor, b: Tensor) -> Int64[Tensor, "ro
     of_c = _places(row)[2].flatten()
     for i in range(0, tall, row.m):
         for j in range(0, wide, row.n):
-            d = torch.zeros(_LANES, 4, dtype=torch.int32, device="cpu")
+            d = torch.zeros(_LANES, of_c.numel() // _LANES, dtype=torch.int32, device="cpu")
             for k in range(0, a.shape[1], words):
                 here = a[i : i + row.m, k : k + words], b[j : j + row.n, k : k + words]
                 d = execute_b1(row, *to_registers(row, *here), d)
             tile = torch.empty(row.m * row.n, dtype=torch.int32, device="cpu").scatter_(0, of_c, d.flatten())
             found[i : i + row.m, j : j + row.n] = tile.view(row.m, row.n)
+    if row.operation == "xor":
+        found = (popcount(a).sum(1)[:, None] + popcount(b).sum(1) - found) // 2
     return found[: size[0], : size[1]]
 
 
