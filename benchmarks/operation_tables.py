@@ -72,9 +72,8 @@ def of_bits(records: Sequence[Record]) -> str:
                 continue
             best = bits.fastest(record)
             ratio, design = record.median(bits.BYTES) / record.median(best), best.split("_")[2]
-            peer = record.median(bits.NBITS) / record.median(best) if bits.NBITS in record.timings else None
-            also = f", MatMulNBits {peer:.2f}" if peer else ""
-            cells.append(f"{ratio:.2f} ({design}, {bits.giga_operations(record):.0f} GOP/s{also})")
+            also = (f", {peer} {its / record.median(best):.2f}" for peer, its in bits.peers(record).items())
+            cells.append(f"{ratio:.2f} ({design}, {bits.giga_operations(record):.0f} GOP/s{''.join(also)})")
         lines.append([widths, *cells])
     return markdown(lines)
 
@@ -117,7 +116,8 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Record]], str]]] = {
     "blocks-float32": ("Fused blocks of 4 million floats.", of_fused),
     "blocks-bfloat16": ("Fused blocks of 4 million numbers of bfloat16.", of_fused),
     "bits": (
-        "Time of the dots of bytes (w8a8) over the fastest row's on the widths; MatMulNBits is ONNX Runtime's over it.",
+        "Time of the dots of bytes (w8a8) over the fastest row's on the widths; MatMulNBits is ONNX Runtime's over it, "
+        "torch int4 torch's (torchao's on x86), llama.cpp its types' of as many bits, with scales of their own blocks.",
         of_bits,
     ),
     "bits-nets": (

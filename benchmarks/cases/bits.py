@@ -3,8 +3,9 @@
 Every row of `bits_matmul` that takes a pair of widths, its float32 inputs rounded and packed inside the timing, against
 the `bytes` row on 8 by 8 bits (w8a8), which rounds the same inputs, and against torch._int_mm, which is handed whole
 numbers: it pays for no rounding and scales nothing. "w4a8/g64" has a scale for 64 inputs each, "w4/g64" float32 inputs
-beside; ONNX Runtime's MatMulNBits is timed with them. Weights are prepared outside the timing. The first rows of every
-answer are compared with 64-bit whole numbers before anything is timed.
+beside. Products of others are timed where they have the widths: ONNX Runtime's, torch's, llama.cpp's. Weights are
+prepared outside the timing. The first rows of every answer are compared with 64-bit whole numbers before anything is
+timed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from cases import nbits
+from cases import ggml, int4pack, nbits
 from cases.records import machine_line
 from twofour import measure
 from twofour.errors import DataError, MeasureError
@@ -50,7 +51,9 @@ PUBLISHED = {("8192x2048", 128): 182.0, ("2048x2048", 512): 184.0, ("2048x2048",
 """GOP/s on one thread that bitnet.cpp publishes for ternary weights and 8 bits, (outputs x inputs, tokens): 23.53 ms,
 23.34 ms and 58 us on an AMD EPYC 7V13 (github.com/microsoft/BitNet, src/README.md)."""
 
-BYTES, INT_MM, NBITS = "bytes w8a8", "torch._int_mm", nbits.NAME
+BYTES, INT_MM = "bytes w8a8", "torch._int_mm"
+PEERS = (nbits, int4pack, ggml)
+"""Each has a `NAME`, how tables call it, and `calls`."""
 CHECKED = 2
 """Tokens whose answers are compared."""
 
@@ -124,7 +127,7 @@ class Bench:
             text = str(cell["dtype"])
             how: dict[str, Any] = {"group": group_of(text), "kept": text.endswith("/2:4")}
             candidates = _candidates(widths_of(text), x, rows, cold, **how) | self.bytes
-            peers = (NBITS,) if NBITS in candidates else ()
+            peers = tuple(name for name in candidates if peer_of(name))
             return measure.compare(
                 candidates,
                 baseline=(*peers, BYTES, INT_MM),
@@ -180,10 +183,25 @@ def _candidates(
                 f"{row.name} is wrong and is not timed", got=f"other sums than 64-bit ones, {widths.name}"
             )
         found[row.name] = [partial(row.run, x, held, None, problem) for held in prepared[row.layout]]
-    if group:
+    if not design and not kept:
         copies = measure.copies_for_cold(weight.codes.numel() * weight.levels.bits // 8).copies if cold else 1
-        peer = list(nbits.calls(weight, x, rounded=widths.inputs is not None, copies=copies))
-        found |= {NBITS: peer} if peer else {}
+        for peer in PEERS:
+            for kind, call in peer.calls(weight, x, rounded=widths.inputs is not None, copies=copies):
+                found.setdefault(f"{peer.NAME} {kind}".strip(), []).append(call)
+    return found
+
+
+def peer_of(name: str) -> str:
+    """Return how tables call the peer that a candidate is of, "" for a row of ours and the baselines of all widths."""
+    return next((peer.SHORT for peer in PEERS if name.startswith(peer.NAME)), "")
+
+
+def peers(record: Record) -> dict[str, float]:
+    """Return the seconds of each peer that was timed, in its fastest form, by how tables call it."""
+    found: dict[str, float] = {}
+    for name in record.timings:
+        if peer := peer_of(name):
+            found[peer] = min(found.get(peer, float("inf")), record.median(name))
     return found
 
 
@@ -209,7 +227,9 @@ def random_weight(widths: Widths, rows: int, columns: int, group: int = 0, *, ke
 
 def fastest(record: Record) -> str:
     """Return the row that is fastest on the cell's own widths."""
-    return min((name for name in record.timings if name not in (NBITS, BYTES, INT_MM)), key=record.median)
+    return min(
+        (name for name in record.timings if name not in (BYTES, INT_MM) and not peer_of(name)), key=record.median
+    )
 
 
 def giga_operations(record: Record) -> float:
@@ -222,13 +242,14 @@ def show(records: Sequence[Record], console: Console) -> None:
     """Print a row per size and pair of widths: the fastest row, its ratios, and its operations a second."""
     table = Table(box=None, pad_edge=False)
     heads = ("shape", "weights", "tokens", "widths", "fastest", "ms", f"{BYTES} ms", "ratio", f"{INT_MM} ms", "ratio")
-    for index, head in enumerate((*heads, "MatMulNBits ms", "ratio", "GOP/s", "bitnet.cpp's")):
+    for index, head in enumerate((*heads, "peer", "ms", "ratio", "GOP/s", "bitnet.cpp's")):
         table.add_column(head, justify="right" if index > 4 else "left")
     for record in records:
         best = fastest(record)
         ours = record.median(best)
-        names = [name for name in (BYTES, INT_MM, NBITS) if name in record.timings]
-        against = [cell for name in names for cell in (1e3 * record.median(name), record.median(name) / ours)]
+        against = [cell for name in (BYTES, INT_MM) for cell in (1e3 * record.median(name), record.median(name) / ours)]
+        others = peers(record)
+        peer = min(others, key=lambda name: others[name], default="")
         published = PUBLISHED.get((str(record.meta["shape"]), int(str(record.meta["tokens"]))))
         ternary = record.meta["dtype"] == "w1.58a8" and published is not None
         table.add_row(
@@ -236,7 +257,7 @@ def show(records: Sequence[Record], console: Console) -> None:
             best.removeprefix("bits_matmul_"),
             f"{1e3 * ours:.4f}",
             *(f"{number:.4f}" if index % 2 == 0 else f"{number:.2f}x" for index, number in enumerate(against)),
-            *["-"] * (0 if NBITS in names else 2),
+            *((peer, f"{1e3 * others[peer]:.4f}", f"{others[peer] / ours:.2f}x") if peer else "---"),
             f"{giga_operations(record):.1f}",
             f"{published:.0f}" if ternary else "",
         )

@@ -12,7 +12,7 @@ from torch import Tensor
 from twofour.errors import MeasureError
 from twofour.kernels.bits_matmul import BitWeight
 
-NAME = "ONNX Runtime MatMulNBits"
+NAME, SHORT = "ONNX Runtime MatMulNBits", "MatMulNBits"
 
 LEVELS = {True: 4, False: 0}
 """Whether inputs are rounded -> `accuracy_level`: 4 rounds them to 8 bits in each group, 0 leaves them float32."""
@@ -21,8 +21,8 @@ NEAR = {True: 0.03, False: 1e-4}
 """How far its answer may lie from the real product, as a share of it: groups of inputs of 8 bits, or none rounded."""
 
 
-def calls(weight: BitWeight, x: Tensor, *, rounded: bool, copies: int) -> Iterator[Callable[[], Any]]:
-    """Yield its product with copies of a weight on one thread, checked; nothing where it has none such.
+def calls(weight: BitWeight, x: Tensor, *, rounded: bool, copies: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield "" and its product with a copy of a weight on one thread, checked; nothing where it has none such.
 
     Args:
         weight: Two's complement of 2, 4 or 8 bits with groups, without zero points: its own default.
@@ -47,7 +47,7 @@ def calls(weight: BitWeight, x: Tensor, *, rounded: bool, copies: int) -> Iterat
                 raise MeasureError(
                     f"{NAME} is wrong and is not timed", got=f"{weight.levels}, groups of {weight.group}"
                 )
-        yield lambda session=session: session.run(None, given)
+        yield "", lambda session=session: session.run(None, given)
 
 
 def _model(weight: BitWeight, level: int) -> bytes:

@@ -34,9 +34,9 @@ def weight_of(levels: Levels, size: tuple[int, int, int], shifted: bool = False)
     of_groups, most = (out, columns // group) if group else (out,), 3 if levels == TERNARY else levels.most + 1
     generator = torch.Generator().manual_seed(columns)
     codes = torch.randint(0, most, (out, columns), generator=generator, dtype=torch.uint8)
-    zeros = torch.randint(levels.beta, levels.beta + most, of_groups, generator=generator, dtype=torch.int8)
+    zeros = torch.randint(levels.beta, levels.beta + most, of_groups, generator=generator)
     scales = torch.rand(of_groups, generator=generator) + 0.1
-    return BitWeight(codes, levels, scales, zeros if shifted else None)
+    return BitWeight(codes, levels, scales, zeros.to(torch.int8) if shifted else None)
 
 
 KINDS = [(bipolar(1), False), (TERNARY, False), (twos(2), True), (twos(3), False), (twos(4), True), (bipolar(3), False)]
@@ -69,6 +69,19 @@ def test_rounded_inputs_give_the_reference_to_the_bit(row: BitsMatmul) -> None:
                     size,
                     quantization,
                 )
+
+
+EVERY = [TERNARY, *(make(bits) for bits in range(1, 9) for make in (bipolar, twos) if (make, bits) != (twos, 1))]
+
+
+@each_row(ROWS)
+def test_every_pair_of_widths_gives_the_reference_to_the_bit(row: BitsMatmul) -> None:
+    for number, (levels, bits) in enumerate(itertools.product(EVERY, range(1, 9))):
+        quantization = Quantization(bits=bits, levels=LEVELS[number % len(LEVELS)])
+        assert row.refuses_levels(levels, 96, quantization, group=32, shifted=False) is None
+        weight, x = weight_of(levels, (33, 96, 32)), real(3, 96)
+        y = row.run(x, row.prepare(weight), None, Problem(33, quantization=quantization))
+        assert torch.equal(y, bits_matmul_reference(x, weight, None, quantization)), (levels, quantization)
 
 
 @each_row(ROWS)
