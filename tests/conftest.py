@@ -97,6 +97,10 @@ def isa_levels() -> list[str]:
     return [level for level in native.isa_levels() if runs(level)]
 
 
+OF_FLOATS = {"avx_vnni": "avx2", "amx": "avx512"}
+"""Levels without rows of float32 -> the level whose rows run there."""
+
+
 @contextmanager
 def threads(count: int) -> Iterator[None]:
     """Let torch and the kernels use `count` threads inside."""

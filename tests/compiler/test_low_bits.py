@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import twofour
-from twofour import quantization
+from twofour import native, quantization
 from twofour.compiler import graph as compiled_graph
 from twofour.compiler import low_bits
 from twofour.compiler.choose import candidates
@@ -383,6 +383,18 @@ def test_a_kernel_that_refuses_while_it_is_measured_is_an_error_not_a_layer_in_f
     weight = BitWeight(torch.zeros(4, 70_000, dtype=torch.uint8), twos(8), torch.ones(4))
     with pytest.raises(KernelError, match="by 8 bits here: it has sums of 70000 inputs, which may exceed int32"):
         candidates(weight)
+
+
+@pytest.mark.parametrize("isa", ["avx2", "avx_vnni"])
+def test_below_avx512_the_rows_of_the_highest_level_of_each_layout_are_measured(isa: str, monkeypatch) -> None:
+    if isa not in native.isa_levels() or native.unavailable(isa):
+        pytest.skip(f"needs {isa}")
+    monkeypatch.setenv("TWOFOUR_ISA", isa)
+    weight = BitWeight(torch.zeros(4, 64, dtype=torch.uint8), twos(4), torch.ones(4))
+    found = {kernel.name for kernel in candidates(weight)}
+    assert found == {
+        f"bits_matmul_{name}" for name in (f"bytes__{isa}", f"packed__{isa}", "planes__avx2", "fours__avx2")
+    }
 
 
 @pytest.mark.parametrize(("at_one", "kept"), [(4.0, True), (1.1, False)])

@@ -16,13 +16,14 @@ from twofour.kernels.nm_matmul import native_rows
 from twofour.native import InstructionSet
 
 DEF = Path(__file__).parent.parent.parent / "src/twofour/native/isa.def"  # the wheel has no sources
-CACHED = (native._isa, native._levels_within, native.level)
+CACHED = (native._allowed, native._levels_within, native.level)
 
 TWO_BRANCHES = {
     name: InstructionSet(name, level, tuple(parents.split()))
     for name, level, parents in (
         ("scalar", "scalar", ""),
         ("avx2", "avx2", "scalar"),
+        ("avx_vnni", "avx_vnni", "avx2"),
         ("avx512", "avx512", "avx2"),
         ("avx512_vnni", "avx512", "avx512"),
         ("amx", "amx", "avx512_vnni"),
@@ -67,22 +68,34 @@ def test_a_level_contains_its_ancestors_and_their_extensions_and_no_other_branch
         assert usable() == list(allowed), cap
 
 
+def test_of_two_branches_that_a_cpu_has_the_later_is_the_level_and_a_cap_names_either(machine) -> None:
+    both = ("scalar", "avx2", "avx_vnni", "avx512", "avx512_vnni")
+    for cap, allowed in (("", both), ("avx_vnni", both[:3]), ("avx512", (*both[:2], *both[3:])), ("avx2", both[:2])):
+        machine(*both, cap=cap)
+        assert usable() == list(allowed), cap
+        assert native.isa() == (cap or "avx512")
+    machine(*both[:3])  # a client CPU
+    assert usable() == list(both[:3]) and native.isa() == "avx_vnni"
+    machine("scalar", "avx2", "avx512", "avx512_vnni", cap="avx_vnni")
+    assert usable() == ["scalar", "avx2"] and native.isa() == "avx2"
+
+
 def test_what_the_cpu_lacks_is_never_used(machine) -> None:
     machine("scalar", "avx2", "avx512")
     assert usable() == ["scalar", "avx2", "avx512"] and native.isa() == "avx512"
 
 
-def test_ranks_count_the_levels_inside_one_another(machine) -> None:
+def test_ranks_are_the_order_of_the_levels(machine) -> None:
     machine("scalar")
     ranks = [native.level(name) for name in TWO_BRANCHES]
-    assert ranks == [0, 1, 2, 2, 3, 1, 1]
+    assert ranks == [0, 1, 2, 3, 3, 4, 5, 5]
 
 
 def test_a_level_that_is_none_is_refused(machine) -> None:
     machine("scalar", cap="avx512_vnni")
     with pytest.raises(KernelError, match="names no instruction set") as error:
         native.isa()
-    assert "one of scalar, avx2, avx512, amx, neon" in str(error.value)
+    assert "one of scalar, avx2, avx_vnni, avx512, amx, neon" in str(error.value)
 
 
 def test_the_extension_has_the_rows_of_the_file_parents_first() -> None:

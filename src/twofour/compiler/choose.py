@@ -13,13 +13,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from twofour import native
 from twofour.compiler.case import Case
 from twofour.compiler.choose_gpu import on_gpu, times_on_gpu
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.errors import CompileError, KernelError
 from twofour.kernels import Kernel, available, find, sparse_products
-from twofour.kernels.base import Prepared, R, Row
+from twofour.kernels.base import Prepared, R, Row, widest
 from twofour.kernels.bits_matmul import GROUPS, BitsMatmul, BitWeight, bits_rows
 from twofour.kernels.dense_matmul import PLAIN
 from twofour.kernels.dispatch import DispatchTable, build_dispatch
@@ -48,6 +47,9 @@ for one count, not for each, and not for small layers."""
 
 WORTH_A_COPY = 1.05
 """A further copy of a weight, in another layout, must save at least 5 % of the time at some token count."""
+
+WIDE = ("avx512", "amx")
+"""What the names of instruction sets of 512 bits begin with."""
 
 Progress = Callable[[int, int, str], None]
 """Called with steps done, steps in all, and the name of the next."""
@@ -102,7 +104,8 @@ def candidates(
 
     A weight of codes has kernels of its own, whatever the computing type.
 
-    Of the native rows only those of the highest instruction-set level are worth measuring, or of AVX-512 and above.
+    Of the native rows only those of AVX-512 and above are worth measuring, below it those of the highest
+    instruction-set level of each layout.
 
     Raises:
         KernelError: There is none.
@@ -147,9 +150,18 @@ def _of_codes(weight: BitWeight, quantization: Quantization) -> tuple[Kernel, ..
 
 
 def _worth_measuring(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """Return torch's rows, and of the native ones those of the highest level, or of AVX-512 and above: AMX may lose."""
-    least = min(max((kernel.level for kernel in kernels), default=0), native.level("avx512"))
-    return [kernel for kernel in kernels if kernel.isa == "any" or kernel.level >= least]
+    """Return torch's rows, and of the native ones those of AVX-512 and above: AMX may lose.
+
+    Below, those of the highest level of their layout: AVX-VNNI has rows of bytes and takes those of planes from AVX2.
+    """
+    wide = any(kernel.isa.startswith(WIDE) for kernel in kernels)
+
+    def worth(kernel: Kernel) -> bool:
+        if wide or kernel.isa == "any":
+            return kernel.isa.startswith((*WIDE, "any"))
+        return kernel in widest([other for other in kernels if other.layout == kernel.layout])
+
+    return [kernel for kernel in kernels if worth(kernel)]
 
 
 def _promising(kernel: Kernel, tokens: int, everywhere: bool, alone: bool) -> bool:

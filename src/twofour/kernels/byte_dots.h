@@ -6,15 +6,21 @@
 
 #include "kernels/whole_lanes.h"
 
+// An instruction of VNNI, its sums first: of the builtins gcc 12 copies and stores the sums in every round of a loop.
+#if defined(TWOFOUR_SET_avx512_vnni)
+#define TWOFOUR_VNNI(instruction, sum, x, w) asm(instruction " %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w))
+#elif defined(TWOFOUR_SET_avx_vnni)
+#define TWOFOUR_VNNI(instruction, sum, x, w) asm("%{vex%} " instruction " %2, %1, %0" : "+x"(sum) : "x"(x), "x"(w))
+#endif
+
 namespace {
 
 // `narrow`: no input times a weight reaches 2^14, so that sums of two products fit 16 bits. Else bytes are widened where no
 // instruction multiplies them: vpmaddubsw would saturate (255 * 127 * 2 > 32767).
 template <class V, bool narrow>
 TWOFOUR_INLINE typename V::ints dot_bytes(typename V::ints sum, typename V::ints x, typename V::ints w) {
-#if defined(TWOFOUR_SET_avx512_vnni)
-  // As an instruction of its own: of the builtin gcc 12 copies and stores the sums in every round of a loop.
-  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
+#if defined(TWOFOUR_VNNI)
+  TWOFOUR_VNNI("vpdpbusd", sum, x, w);
   return sum;
 #elif defined(TWOFOUR_SET_avx2) && !defined(TWOFOUR_SET_avx512)
   const auto inputs = (__m256i)x, weights = (__m256i)w;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/byte_dots.h"
 #include "kernels/whole_lanes.h"
 
 namespace {
@@ -49,6 +50,24 @@ struct OctetLanes : WholeLanes {
         _mm512_storeu_si512(to + (2 * i + odd + 4) * 64, _mm512_shuffle_i64x2(a, b, 0xdd));
       }
     }
+  }
+};
+#elif defined(TWOFOUR_SET_avx_vnni)
+// vpshufb reads 4 bits of a control byte inside each half of a vector, where the eight inputs stand twice.
+struct OctetLanes : WholeLanes {
+  struct Octet {
+    ints values, control;
+  };
+  static TWOFOUR_INLINE Octet octet(ints values, ints indices) {
+    const ints low = _mm256_and_si256(indices, _mm256_set1_epi8(3));
+    return {values, _mm256_or_si256(low, _mm256_set1_epi32(0x04040000))};
+  }
+  static TWOFOUR_INLINE ints broadcast8(const uint8_t* p) {
+    return _mm256_broadcastq_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  }
+  static TWOFOUR_INLINE ints dot(ints sum, ints x, const Octet& w) {
+    TWOFOUR_VNNI("vpdpbusd", sum, _mm256_shuffle_epi8(x, w.control), w.values);
+    return sum;
   }
 };
 #elif defined(TWOFOUR_SET_avx2)

@@ -97,11 +97,12 @@ def isa() -> str:
     Raises:
         KernelError: TWOFOUR_ISA is not one of `isa_levels`.
     """
-    return _isa(os.environ.get("TWOFOUR_ISA", ""))
+    return _allowed(os.environ.get("TWOFOUR_ISA", ""))[-1]
 
 
 @cache
-def _isa(cap: str) -> str:
+def _allowed(cap: str) -> tuple[str, ...]:
+    """Return the levels that the CPU has and TWOFOUR_ISA=`cap` contains, slower ones first."""
     if cap and cap not in isa_levels():
         raise KernelError(
             "the environment variable TWOFOUR_ISA names no instruction set",
@@ -110,19 +111,19 @@ def _isa(cap: str) -> str:
             remedy="unset TWOFOUR_ISA to use everything this CPU has",
         )
     within = [name for name in isa_levels() if not cap or name in _levels_within(cap)]
-    return max((name for name in within if _cpu_has(name)), key=level)
+    return tuple(name for name in within if _cpu_has(name))
 
 
 @cache
 def level(instruction_set: str) -> int:
-    """Return the rank of an instruction set's level: how many levels, one inside the next, it contains."""
-    own = instruction_sets()[instruction_set].level
-    return max((level(name) + 1 for name in _levels_within(own) if name != own), default=0)
+    """Return the rank of an instruction set's level among all: of a higher one rows are taken first."""
+    return isa_levels().index(instruction_sets()[instruction_set].level)
 
 
 def supports(instruction_set: str) -> bool:
     """Tell whether kernels of this instruction set may run here and now."""
-    return instruction_sets()[instruction_set].level in _levels_within(isa()) and _cpu_has(instruction_set)
+    allowed = _allowed(os.environ.get("TWOFOUR_ISA", ""))
+    return instruction_sets()[instruction_set].level in allowed and _cpu_has(instruction_set)
 
 
 def unavailable(instruction_set: str) -> str | None:
@@ -209,7 +210,7 @@ def _best(operation: str, pattern: str | None, dtype: str | None, cap: str) -> N
         if dtype in (None, row.dtype) and supports(row.isa)
     ]
     assert fitting, f"no row of {operation} for pattern {pattern} and dtype {dtype}: tables have scalar ones of each"
-    return max(fitting, key=lambda row: len(_contained(row.isa)))
+    return max(fitting, key=lambda row: (level(row.isa), len(_contained(row.isa))))
 
 
 @cache

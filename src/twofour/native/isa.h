@@ -3,6 +3,9 @@
 
 #include <cstring>
 
+#if defined(TWOFOUR_X86)
+#include <cpuid.h>
+#endif
 #if defined(__linux__) && defined(TWOFOUR_ARM)
 #include <sys/auxv.h>
 #endif
@@ -22,6 +25,12 @@ namespace twofour {
 
 inline bool has_avx512() {
   return CPU("avx512f") && CPU("avx512bw") && CPU("avx512dq") && CPU("avx512vl") && CPU("bmi2");
+}
+
+// CPUID 7.1 EAX bit 4; compilers of some age do not know the feature by its name.
+inline bool has_avx_vnni() {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 4 & 1) != 0;
 }
 
 // AMX needs the CPU (CPUID 7.0 EDX: bit 22 bf16, 24 tiles, 25 int8) and the kernel's permission to use the tile

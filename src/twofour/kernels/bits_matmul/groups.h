@@ -303,11 +303,11 @@ TWOFOUR_NOINLINE void panel_values(const GroupTile& tile, char* to) {
 // -values * zero, where a sum begins. `narrow`: both fit 16 bits, so that one instruction multiplies and adds them.
 template <class V>
 TWOFOUR_INLINE typename V::ints beginning(typename V::ints values, int32_t zero, bool narrow) {
-#if defined(TWOFOUR_SET_avx512_vnni)
+#if defined(TWOFOUR_VNNI)
   if (narrow) {
     typename V::ints sum{};
     const auto pair = (typename V::ints)(typename V::I{} + (-zero & 0xffff));  // beside the upper halves, which are signs
-    asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(values), "v"(pair));
+    TWOFOUR_VNNI("vpdpwssd", sum, values, pair);
     return sum;
   }
 #endif
