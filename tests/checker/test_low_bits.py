@@ -44,6 +44,11 @@ def test_what_breaks_is_not_ok() -> None:
     model[0].weight_step.data[2] = float("nan")
     report = twofour.check(model)
     assert not report.ok and "NaN" in found(report)["0.weight"][1]
+    assert "`weight_step`: nan; wanted finite steps" in str(report)
+    model = made("w2", sparse=False)
+    model[0].weight.data[3, 1] = float("nan")
+    report = twofour.check(model)
+    assert found(report)["0.weight"][1] == "w2a8: 1 values are NaN or infinite" and not report.layers[0].notes
 
 
 def test_signs_have_no_zeros_and_are_looked_at() -> None:

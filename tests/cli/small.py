@@ -10,6 +10,10 @@ def small():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.Linear(64, 10))
 
+def coded():
+    import twofour
+    return twofour.quantize(small(), {"3": "float", "*": "w2"}, "a8", ends=None)
+
 def tied():
     net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
     net[1].weight = net[0].weight

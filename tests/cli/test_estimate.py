@@ -26,6 +26,17 @@ def test_an_input(run):
     assert "sparse does not pay in: 0, 2" in done.stdout
 
 
+def test_layers_of_low_bits_have_a_column(run):
+    done = run("estimate", "zoo_cli:coded", "--machine", "b200")
+    assert done.exit_code == 0, done.output
+    assert "low bits ms" in done.stdout
+    rows = [line for line in done.stdout.splitlines() if re.match(r"[023] ", line)]
+    assert [bool(re.search(r"launch +0\.\d{4} w2a8 ", row)) for row in rows] == [True, True, False]
+    assert re.search(r"launch +- ", rows[2])
+    assert "Blackwell has no 1-bit units" in done.stdout
+    assert "low bits" not in run("estimate", "zoo_cli:small", "--machine", "b200").stdout
+
+
 def test_types_without_a_sparse_unit_are_not_offered(run):
     shown = " ".join(run("estimate", "--help").output.split())
     assert "tf32" in shown and "float32" not in shown

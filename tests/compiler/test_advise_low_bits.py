@@ -47,7 +47,17 @@ def test_groups_and_weights_alone_are_measured_as_they_are(inputs, group, symmet
     assert "_groups_" in row.kernel or row.ratio <= 1
 
 
+def test_convolutions_of_low_bits_say_who_measures_them() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Flatten(), nn.Linear(64, 16))
+    twofour.quantize(model, "w2", "a2", ends=None)
+    advice = twofour.advise(model, tokens=(1,))
+    assert ("0.weight", "a convolution: twofour.compile measures it on the images of an example") in advice.skipped
+
+
 def test_what_is_no_width_is_refused() -> None:
+    for widths in (None, 3):
+        with pytest.raises(QuantizationError, match="widths of a layer are not known"):
+            twofour.advise(nn.Linear(32, 16), widths=widths)
     for text in ("w9a2", "w2", "", "a2w2", "x" * 99):
         with pytest.raises(QuantizationError, match="widths of a layer are not known"):
             twofour.advise(made(), widths=[text])

@@ -52,3 +52,11 @@ def test_a_model_is_priced_in_floats_and_in_its_widths() -> None:
     assert not before.single_bits and "1-bit" not in before.summary()
     assert {one.family for one in MACHINES.values()} <= set(SINGLE_BITS)
     assert set(twofour.quantization.of(model)) == {"0", "2"}
+
+
+def test_a_compiled_model_is_priced_without_reading_a_weight(caplog: pytest.LogCaptureFixture) -> None:
+    model = twofour.quantize(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16)), "w2", "a2", ends=None)
+    fast = twofour.compile(model, tokens=(4,))
+    want = twofour.estimate(model, tokens=4, machine="h100-sxm")
+    caplog.clear()
+    assert twofour.estimate(fast, tokens=4, machine="h100-sxm") == want and not caplog.records

@@ -346,7 +346,8 @@ def test_a_nan_of_an_image_is_where_whole_numbers_have_it(data: bool, groups: in
     ("weights", "activations", "said"),
     [
         ("w9", None, "width of weights is not known"), ("w0", None, "is not known"), ("a2", None, "is not known"),
-        (2, None, "is not known"), ("s1", None, "b1 is"), ("u2", None, "is not known"),
+        (2, None, "is not known"), ("W4 ", None, 'weights="w4"'), ("w10", None, 'weights="w2"'),
+        ("s1", None, "b1 is"), ("u2", None, "is not known"),
         ("float32", None, "is not known"),
         ("w2", "a9", "width of activations"), ("w2", "w2", "width of activations"), ("w2", "ternary", "activations"),
         ("w2", 2, "width of activations"), ({}, None, "rules of weights are malformed"),

@@ -86,8 +86,11 @@ def _require_one(shape: tuple[int, ...] | None, length: int | None, data: str | 
 
 def show(result: Estimate) -> None:
     """Print one line per distinct product, then the whole model."""
-    head = ("layer", "times", "M x N x K", "dense ms", "bound", f"{result.pattern} ms", "bound", "ratio", "")
-    print_table("each product, predicted", head, [_cells(rows) for rows in result.grouped()], right=(1, 2, 3, 5, 7))
+    low = any(row.width for row in result.rows)
+    widths = ("low bits ms",) if low else ()
+    head = ("layer", "times", "M x N x K", "dense ms", "bound", *widths, f"{result.pattern} ms", "bound", "ratio", "")
+    right = (1, 2, 3, 5, 6, 8) if low else (1, 2, 3, 5, 7)
+    print_table("each product, predicted", head, [_cells(rows, low) for rows in result.grouped()], right=right)
     if result.other_ms:
         say(f"everything else, as traffic to memory with nothing fused: {result.other_ms:.3f} ms")
     if not result.traced:
@@ -99,14 +102,15 @@ def show(result: Estimate) -> None:
     say(result.summary())
 
 
-def _cells(rows: Sequence[Row]) -> tuple[str, ...]:
+def _cells(rows: Sequence[Row], low: bool) -> tuple[str, ...]:
     row = rows[0]
+    widths = ("-" if row.low_bits_ms is None else f"{row.low_bits_ms:.4f} {row.width}",) if low else ()
     size = f"{row.m} x {row.n} x {row.k}" + (f" ({row.batch})" if row.batch > 1 else "")
     sparse = ("-", "-", "-", row.reason)
     if row.sparse_ms is not None and row.sparse_bound is not None and row.ratio is not None:
         verdict = "" if row.wins else "dense stays faster" if row.ratio < 1 else "too close to tell"
         sparse = (f"{row.sparse_ms:.4f}", row.sparse_bound, f"{row.ratio:.2f}x", verdict)
-    return (row.layer, str(len(rows)), size, f"{row.dense_ms:.4f}", row.bound, *sparse)
+    return (row.layer, str(len(rows)), size, f"{row.dense_ms:.4f}", row.bound, *widths, *sparse)
 
 
 def _example(model: nn.Module, batch: int, shape: tuple[int, ...] | None, length: int | None) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from twofour import native
 from twofour.compiler.advice import Advice, Raced, judged
-from twofour.compiler.advise_low_bits import low_bit_linears, low_bit_rows, own_widths
+from twofour.compiler.advise_low_bits import low_bit_images, low_bit_linears, low_bit_rows, own_widths
 from twofour.compiler.choose import Progress, choose, require_room
 from twofour.compiler.choose_recurrent import raced_patterns
 from twofour.compiler.computing import Computing, dtype_name
@@ -26,6 +26,8 @@ from twofour.quantization import Widths
 
 PATTERNS = ("2:4", "block:16x16@0.5", "block:16x16@0.9")
 """What is measured: both ways of leaving out half, and the share of blocks that nets are trained to."""
+
+_IMAGES = "a convolution: twofour.compile measures it on the images of an example"
 
 
 def advise(
@@ -69,9 +71,9 @@ def advise(
     found = walk(model, skip=skip)
     reasons = {entry.name: _refusal(entry.module, entry.layer in parts, computing) for entry in found.weights}
     skipped = [(entry.name, entry.reason) for entry in found.skipped]
-    low = low_bit_linears(model, skip)
+    low, images = low_bit_linears(model, skip), low_bit_images(model, skip)
     taken = {f"{name}.weight".lstrip(".") for name in low}
-    skipped = [(name, reason) for name, reason in skipped if name not in taken]
+    skipped = [(name, _IMAGES if name in images else reason) for name, reason in skipped if name not in taken]
     refused = [(entry.name, reason) for entry in found.weights if (reason := reasons[entry.name]) is not None]
     skipped += [(name, reason) for name, reason in refused if name not in taken]
     entries = [entry for entry in found.weights if reasons[entry.name] is None]
@@ -104,8 +106,9 @@ def _parsed(patterns: object) -> tuple[Pattern, ...]:
     return tuple(dict.fromkeys(map(parse, given)))
 
 
-def _widths(widths: str | Sequence[str]) -> tuple[Widths, ...]:
-    return tuple(dict.fromkeys(map(Widths.parse, [widths] if isinstance(widths, str) else widths)))
+def _widths(widths: object) -> tuple[Widths, ...]:
+    given = [widths] if isinstance(widths, str) or not isinstance(widths, Iterable) else widths
+    return tuple(dict.fromkeys(map(Widths.parse, given)))  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _nothing(skipped: Sequence[tuple[str, str]], computing: Computing, patterns: Sequence[Pattern]) -> CompileError:
@@ -119,7 +122,7 @@ def _nothing(skipped: Sequence[tuple[str, str]], computing: Computing, patterns:
 
 def _refusal(module: nn.Module, inside_attention: bool, computing: Computing) -> str | None:
     if isinstance(module, nn.Conv1d | nn.Conv2d):
-        return "a convolution: twofour.compile measures it on the images of an example"
+        return _IMAGES
     return refusal(module, inside_attention, computing)
 
 

@@ -23,10 +23,19 @@ from twofour.quantization import LowBits, Widths
 
 def low_bit_linears(model: nn.Module, skip: str | Sequence[str]) -> dict[str, nn.Linear]:
     """Return the Linears of low bits of a model that `skip` does not name."""
+    return {name: module for name, module in _of_low_bits(model, skip).items() if isinstance(module, nn.Linear)}
+
+
+def low_bit_images(model: nn.Module, skip: str | Sequence[str]) -> set[str]:
+    """Return the names of the weights of the convolutions of low bits that `skip` does not name."""
+    found = _of_low_bits(model, skip)
+    return {f"{name}.weight".lstrip(".") for name, module in found.items() if not isinstance(module, nn.Linear)}
+
+
+def _of_low_bits(model: nn.Module, skip: str | Sequence[str]) -> dict[str, nn.Module]:
     globs = [skip] if isinstance(skip, str) else skip
     found = {name: model.get_submodule(name) for name in quantization.of(model)}
-    kept = {name: module for name, module in found.items() if not any(matches(glob, name) for glob in globs)}
-    return {name: module for name, module in kept.items() if isinstance(module, nn.Linear)}
+    return {name: module for name, module in found.items() if not any(matches(glob, name) for glob in globs)}
 
 
 def own_widths(module: nn.Module, asked: Sequence[Widths]) -> tuple[Widths, ...]:

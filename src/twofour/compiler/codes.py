@@ -164,11 +164,11 @@ def hold_codes(name: str, module: nn.Module, codes: Codes, reads: Reads) -> None
     codes.stamp = stamp_of(module)
 
 
-def hold_floats(module: nn.Module) -> None:
-    """Undo `hold_codes`: the weight is what the codes stand for."""
+def hold_floats(module: nn.Module, values: Tensor | None = None) -> None:
+    """Undo `hold_codes`: the weight is what the codes stand for, or the values that are given."""
     weight, held = module.weight, _held(module)
     assert isinstance(weight, Tensor) and held.runs is not None
-    codes, values = held.runs.weight(), weight.clone()
+    codes, values = held.runs.weight(), weight.clone() if values is None else values
     module.__class__ = type(module).__bases__[-1]
     for part in ("name", "weight_reads", "weight_dtype", "pattern", "_stand_in", "_shape"):
         del module.__dict__[part]

@@ -252,7 +252,9 @@ def _require_steps(path: Any, name: str, held: LowBits, steps: Mapping[str, Tens
     try:
         require_steps(held, steps, name)
     except (QuantizationError, RuntimeError) as error:
-        what = error.got if isinstance(error, QuantizationError) else "steps of whole numbers or truth values"
+        what = "steps of whole numbers or truth values"
+        if isinstance(error, QuantizationError):
+            what = f"{error.got}, which is none of {error.wanted}"
         raise misfit("low-bits-step", path, f"`{name}`: {what}", "a step of a layer of low bits") from error
 
 

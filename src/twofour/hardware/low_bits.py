@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from twofour import quantization
 from twofour.compiler.codes import hold_floats, is_coded
@@ -38,7 +39,9 @@ def as_floats(model: nn.Module) -> nn.Module:
     for name in quantization.of(twin):
         module = twin.get_submodule(name)
         if is_coded(module):
-            hold_floats(module)
+            weight = module.weight
+            assert isinstance(weight, Tensor)
+            hold_floats(module, torch.empty(weight.shape, dtype=weight.dtype, device="cpu"))  # no value is read
         take_low_bits(module)
     return twin
 

@@ -256,7 +256,7 @@ def require_steps(held: LowBits, steps: Mapping[str, Tensor], layer: str = "") -
         elif what == INPUT_ZERO:
             good, wanted = (step >= 0) & (step <= most) & (step == step.round()), f"a whole number from 0 to {most}"
         else:
-            good, wanted = torch.isfinite(step) & (step.abs() >= TINY), "finite steps other than zero"
+            good, wanted = torch.isfinite(step) & (step.abs() >= TINY), f"finite steps of magnitudes from {TINY:.1e}"
         if not bool(good.all()):
             raise QuantizationError(
                 f"a step of the layer is no scale: `{what}`",

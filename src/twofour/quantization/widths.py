@@ -106,6 +106,7 @@ def encoding_of(text: object, role: str) -> Bits | None:
     found = encodings.find(names.get(text, text)) if isinstance(text, str) else None
     if not isinstance(found, Bits) or found.levels not in _LEVELS[role] or (found.levels, found.bits) == ("twos", 1):
         exact = "s2 to s8, b1 to b8" + (", ternary, ternary5" if role == "weights" else ", u1 to u8")
+        plain = text.strip().lower() if isinstance(text, str) else ""
         raise QuantizationError(
             f"the width of {role} is not known",
             got=cut(repr(text), 60),
@@ -114,7 +115,7 @@ def encoding_of(text: object, role: str) -> Bits | None:
             + f'"float", or an encoding: {exact}',
             remedy="one bit of two's complement is {-1, 0}: b1 is {-1, 1}"
             if text == "s1"
-            else f'{role}="{list(names)[1]}"',
+            else f'{role}="{plain if plain in names else "w2" if role == "weights" else "a2"}"',
         )
     return found
 

@@ -17,6 +17,7 @@ from twofour.layers import PrunableWeight, Reduction, full_tensor
 from twofour.masks import Mask
 from twofour.packing import Packed, shape_of
 from twofour.patterns import Pattern, parse
+from twofour.patterns.base import is_finite
 from twofour.quantization import LowBits
 from twofour.quantization.carried import over
 
@@ -68,16 +69,22 @@ def _low_bits(model: nn.Module, found: Iterable[Weight]) -> Iterator[Weight]:
 
 def _rounded(model: nn.Module, weight: Weight, name: str, held: LowBits) -> Weight:
     """Return a weight whose values are the whole numbers times their scales; NaN where a step scales nothing."""
-    module = model.get_submodule(name)
+    module, notes = model.get_submodule(name), weight.notes
+    if not any(tensor.is_meta for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
+        try:
+            held.require_steps(module, name)
+        except QuantizationError as error:
+            notes = *notes, f"{error.what}: {error.got}; wanted {error.wanted}"
 
     def read() -> Tensor:
         try:
             whole, scales = held.whole_weight(module, name)
         except QuantizationError:
-            return torch.full(weight.shape, torch.nan, dtype=torch.float32, device="cpu")
+            values = weight.read()  # a weight that is not finite has these values itself
+            return values if not is_finite(values) else torch.full_like(values, torch.nan)
         return whole.float() * over(scales.detach(), whole)
 
-    return replace(weight, read=read, width=held.widths.name)
+    return replace(weight, read=read, width=held.widths.name, notes=notes)
 
 
 def _plain(weight: PrunableWeight, promise: Pattern | None) -> Weight:
