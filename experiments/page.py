@@ -39,9 +39,9 @@ How to read it:
   control with the same seed, averaged over seeds; the interval is Student's 95 % over seeds.
 * ± behind a figure is the standard deviation over seeds; in rows of one seed it is the binomial standard error over
   the held-out examples, where the metric is an accuracy. An interval of two seeds is so wide that it says little.
-* **seconds** and **MB**: what pruning took on the machine named below, and the most memory that the process held
-  meanwhile beyond what it held before; where a row was measured before they were kept, nothing stands there. "auto" is
-  what `twofour.prune` does with data by itself: `admm`, then the kept values solved together.
+* **seconds** and **MB**: processor time of pruning on one thread of the machine named below, and the most memory that
+  the process held meanwhile beyond what it held before; empty where a row was measured without them. "auto" is what
+  `twofour.prune` does with data by itself: `admm`, then the kept values solved together.
 * **random** keeps random values: what any criterion must beat. Where it ties, the text says so.
 * **Goal**: trained again, no more than 0.2 below the control. Most repetitions here are a small part of what the model
   was trained with, which the paper's workflow repeats whole: each table says how much it had.

@@ -29,7 +29,7 @@ class Row:
         seconds: Of pruning and training.
         epochs: Epochs of the repetition, 0 where there was none.
         commit: The version it was run with.
-        pruning: Seconds of pruning alone; None where they were not kept.
+        pruning: Seconds of processor time of pruning alone; None where they were not kept.
         memory: Bytes that the process held at most while pruning, beyond what it held before; None where unknown.
     """
 

@@ -232,7 +232,7 @@ def measured(subject: Task, arm: Arm, seed: int) -> Row:
         value = _trained(subject, model, seed, arm.name, teacher)
         seconds += time.perf_counter() - begin
     epochs = subject.epochs if arm.again else 0
-    kept = (cost.seconds, cost.memory) if arm.criterion else (None, None)
+    kept = (cost.processor, cost.memory) if arm.criterion else (None, None)
     return Row(arm.key, seed, dense, one_shot, value, seconds, epochs, version(), *kept)
 
 

@@ -6,7 +6,7 @@ It is timed where TWOFOUR_GGML names the folder of its shared libraries, as cmak
     cmake --build build --target ggml ggml-cpu
     TWOFOUR_GGML=build/bin make bench OP=bits
 
-Its types have a scale of their own for each block of weights (ggml-common.h), and inputs are rounded to 8 bits in
+Its types have a scale of their own for each block of weights, and inputs are rounded to 8 bits in
 blocks inside the call; 4 bits are not repacked, which its models do while they are loaded.
 """
 
