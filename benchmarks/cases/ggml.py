@@ -30,7 +30,7 @@ WHERE = "TWOFOUR_GGML"
 
 _F32 = 0
 _TYPES = {"w1": (("Q1_0", 41, 128),), "ternary": (("TQ2_0", 35, 256), ("TQ1_0", 34, 256)), "w4": (("Q4_0", 2, 32),)}
-"""Weights -> name, number in ggml.h and weights of a block of each type that holds them."""
+"""Weights -> name, number in the enum `ggml_type` and weights of a block of each type that holds them."""
 
 NEAR = 0.03
 """How far its answer may lie from the real product, as a share of it: inputs are rounded to 8 bits."""
