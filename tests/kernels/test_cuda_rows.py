@@ -45,6 +45,7 @@ from twofour.kernels.nm_matmul.cuda.eight_bits import (
 from twofour.kernels.nm_matmul.cuda.sealed_buffers import Part, joined, opened, size
 from twofour.kernels.problem import Problem
 from twofour.kernels.quantization import LEVELS, REAL, Quantization
+from twofour.kernels.table import listing
 from twofour.native import gpu
 from twofour.packing import Packed, pack
 from twofour.patterns import parse
@@ -65,6 +66,7 @@ def test_every_row_says_where_it_runs() -> None:
         assert all("needs" in (row.unavailable() or "") for row in found if not row.triton)
         assert "NVIDIA GPU" in NO_GPU
     assert all(row.device == "cpu" for row in available("nm_matmul"))
+    assert not any(one.measured for one in listing() if one.device == "cuda")
 
 
 @pytest.mark.skipif(not ON_CPU, reason="Triton's interpreter is off: prepared weights go to the GPU")

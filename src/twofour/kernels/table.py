@@ -110,7 +110,7 @@ def listing() -> tuple[Listed, ...]:
         if k.name not in native_names
     ]
     unmeasured = {one.name for one in native.instruction_sets().values() if not one.measured}
-    listed = [replace(one, measured=one.isa not in unmeasured) for one in listed]
+    listed = [replace(one, measured=one.device == "cpu" and one.isa not in unmeasured) for one in listed]
     order = [*native.tables(), *(one.operation for one in listed)]
     return tuple(sorted(listed, key=lambda one: order.index(one.operation)))
 

@@ -21,8 +21,9 @@ from torch import Tensor
 from twofour.errors import PackingError
 from twofour.shapes import Int32, Int64, UInt8
 
-SYSTEMS = ("unsigned", "twos", "bipolar")
-"""What the code u of p bits stands for: u; u with its top bit flipped, in two's complement; 2 u - (2^p - 1)."""
+SYSTEMS = ("unsigned", "twos", "bipolar", "ternary")
+"""What the code u of p bits stands for: u; u with its top bit flipped, in two's complement; 2 u - (2^p - 1); of codes 0
+to 2 in two bits u - 1."""
 
 _LANES, _WORD = 32, 32
 
@@ -185,11 +186,13 @@ def bit_product(
             )
     for codes, (bits, system) in ((x, of_x), (w, of_w)):
         most, known = int(codes.max()), isinstance(bits, int) and bits in range(1, 9) and system in SYSTEMS
+        if system == "ternary":
+            known = known and bits == 2 and most < 3
         if not known or most >> bits or x.shape[1] != w.shape[1]:
             raise PackingError(
                 "codes do not fit their bits",
                 got=f"{bits} bits, {system}, codes up to {most}, {x.shape[1]} inputs of {w.shape[1]}",
-                wanted=f"1 to 8 bits, one of {', '.join(SYSTEMS)}, codes of so many, equal lengths",
+                wanted=f"1 to 8 bits, one of {', '.join(SYSTEMS)} (2 bits, to code 2), codes of so many, equal lengths",
             )
     (a, of_a), (b, of_b) = (_weighed(codes, *of, row.k) for codes, of in ((x, of_x), (w, of_w)))
     # planes stand below each other, so that those of few tokens share an instruction
@@ -209,9 +212,9 @@ def bit_product(
 
 
 def _weighed(codes: Tensor, bits: int, system: str, multiple: int) -> tuple[Tensor, list[int]]:
-    """Return planes and what each weighs."""
+    """Return planes and what each weighs; -1, 0 and 1 are numbers of two's complement."""
     weights = [1 << s for s in range(bits)]
-    if system == "twos":
-        codes = codes ^ weights[-1]
+    if system in ("twos", "ternary"):
+        codes = (codes + (system == "ternary")) ^ weights[-1]
         weights[-1] = -weights[-1]
     return planes_of(codes, bits, multiple), weights
