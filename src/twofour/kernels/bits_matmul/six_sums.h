@@ -44,26 +44,40 @@ constexpr Spread spread_of_tables() {
   return s;
 }
 
-// Tables of `groups` groups of 6 codes, bytes, `stride` apart: of four groups the 8 sums of every 3 codes first, then each
-// group's 64 of its two.
-TWOFOUR_NOINLINE inline void byte_tables(const uint8_t* codes, int64_t groups, uint8_t* to, int64_t stride) {
+// Tables of `groups` groups of 6 codes of each of some rows, bytes, those of a row `stride` apart: of four groups the 8 sums of
+// every 3 codes first, then each group's 64 of its two. Rows of codes and of tables stand so many bytes apart.
+TWOFOUR_NOINLINE inline void tables_of_rows(const uint8_t* codes, int64_t codes_apart, int64_t rows, int64_t groups, uint8_t* to,
+                                            int64_t to_apart, int64_t stride) {
   static constexpr Spread spread = spread_of_tables();
   constexpr __mmask64 has[3] = {0xaaaaaaaaaaaaaaaa, 0xcccccccccccccccc, 0xf0f0f0f0f0f0f0f0};
-  for (int64_t g = 0; g < groups; g += 4) {
-    const auto* from = reinterpret_cast<const __m256i*>(codes + kTablesInputs * g);
-    const __m512i v = _mm512_castsi256_si512(_mm256_loadu_si256(from));
-    __m512i threes = _mm512_setzero_si512();
-    TWOFOUR_UNROLL
-    for (int b = 0; b < 3; b++)
-      threes = _mm512_add_epi8(threes, _mm512_maskz_permutexvar_epi8(has[b], _mm512_load_si512(spread.code[b]), v));
-    TWOFOUR_UNROLL
-    for (int q = 0; q < 4; q++) {
-      if (g + q >= groups) break;
-      const __m512i low = _mm512_permutexvar_epi8(_mm512_load_si512(spread.low[q]), threes);
-      const __m512i high = _mm512_permutexvar_epi8(_mm512_load_si512(spread.high[q]), threes);
-      _mm512_store_si512(to + (g + q) * stride, _mm512_add_epi8(low, high));
+  __m512i code[3], low[4], high[4];
+  const auto held = [](const uint8_t* from) {
+    __m512i v = _mm512_load_si512(from);
+    asm("" : "+v"(v));  // else gcc reads it again at each use
+    return v;
+  };
+  TWOFOUR_UNROLL
+  for (int b = 0; b < 3; b++) code[b] = held(spread.code[b]);
+  TWOFOUR_UNROLL
+  for (int q = 0; q < 4; q++) low[q] = held(spread.low[q]), high[q] = held(spread.high[q]);
+  for (; rows-- > 0; codes += codes_apart, to += to_apart)
+    for (int64_t g = 0; g < groups; g += 4) {
+      const auto* from = reinterpret_cast<const __m256i*>(codes + kTablesInputs * g);
+      const __m512i v = _mm512_castsi256_si512(_mm256_loadu_si256(from));
+      __m512i threes = _mm512_setzero_si512();
+      TWOFOUR_UNROLL
+      for (int b = 0; b < 3; b++) threes = _mm512_add_epi8(threes, _mm512_maskz_permutexvar_epi8(has[b], code[b], v));
+      TWOFOUR_UNROLL
+      for (int q = 0; q < 4; q++) {
+        if (g + q >= groups) break;
+        const __m512i sum = _mm512_add_epi8(_mm512_permutexvar_epi8(low[q], threes), _mm512_permutexvar_epi8(high[q], threes));
+        _mm512_store_si512(to + (g + q) * stride, sum);
+      }
     }
-  }
+}
+
+inline void byte_tables(const uint8_t* codes, int64_t groups, uint8_t* to, int64_t stride) {
+  tables_of_rows(codes, 0, 1, groups, to, 0, stride);
 }
 
 // The same of words, of two groups at a time.

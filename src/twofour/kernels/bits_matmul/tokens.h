@@ -79,7 +79,17 @@ TWOFOUR_NOINLINE void input_codes(const twofour::Quantization& q, Range range, c
 template <class V, class X>
 bool holds_nan(const X* x, int64_t count) {
   typename V::I found{};
-  for (int64_t k = 0; k < count; k += V::width) {
+  int64_t k = 0;
+#if defined(TWOFOUR_SET_avx512)
+  __mmask16 either = 0;  // of two vectors at a time
+  for (; k + 2 * V::width <= count; k += 2 * V::width) {
+    __builtin_prefetch(x + k + kInputsAhead);
+    __builtin_prefetch(x + k + V::width + kInputsAhead);
+    either |= _mm512_cmp_ps_mask(V::load_unaligned(x + k), V::load_unaligned(x + k + V::width), _CMP_UNORD_Q);
+  }
+  if (either != 0) return true;
+#endif
+  for (; k < count; k += V::width) {
     const typename V::reg v = V::load(x + k, count - k);
     found |= (typename V::I)(v != v);
   }

@@ -187,42 +187,47 @@ struct ConvFinish {
             static_cast<uint32_t>(chunk.facts.range.zero), row, least(V::width, a.out_channels - row)};
   }
   // Values of sums, modulo 2^32.
-  static TWOFOUR_INLINE I whole(const Vector& at, const int32_t* sums, const OutputPixel& pixel) {
+  static TWOFOUR_INLINE I whole(const Vector& at, I sums, int32_t codes, const int32_t* inside) {
     typedef typename V::U U;
-    U v = (U)ints(sums);
+    U v = (U)sums;
     if (at.times != 1) v *= at.times;
-    v += at.beside * static_cast<uint32_t>(pixel.sum);
-    if (at.zero != 0) v -= (U)ints(pixel.inside + at.row) * at.zero;
+    v += at.beside * static_cast<uint32_t>(codes);
+    if (at.zero != 0) v -= (U)ints(inside + at.row) * at.zero;
     return (I)v;
   }
+  // What real answers of a vector of outputs need. What a call does not ask for changes no bit, so that nothing branches: a
+  // product with 1, sums with -0, the greater of -infinity.
+  struct Reals {
+    typename V::reg bias, scales, factor, shift, least;
+    int64_t rows;
+    bool normed;
+
+    TWOFOUR_INLINE Reals(const BitsConv& a, const BitsWeight& w, int64_t row)
+        : bias(V::all(-0.0f)), scales(V::load_unaligned(w.scales + row)), factor(V::all(1.0f)), shift(V::all(-0.0f)),
+          least(V::all(a.after.relu ? 0.0f : -__builtin_inff())), rows(::least(V::width, a.out_channels - row)),
+          normed(a.after.scale != nullptr) {
+      if (rows <= 0) return;
+      if (a.bias != nullptr) bias = V::load(a.bias + row, rows);
+      if (normed) factor = V::load(a.after.scale + row, rows), shift = V::load(a.after.shift + row, rows);
+    }
+    // Of the values' sum; `other` is added to it.
+    TWOFOUR_INLINE typename V::reg answer(I sum, float scale, typename V::reg other) const {
+      auto y = apart(V::to_real((typename V::ints)sum) * (V::all(scale) * scales)) + bias;
+      if (kFused || normed) y = rounded_once<V>(apart(y), factor, shift);  // the sum with the bias is not its
+      return V::max(least, y + other);  // a NaN, the second one, stays
+    }
+  };
   void reals(const int32_t* sums, int64_t tokens, int64_t place, int64_t row) const {
     const Vector at = vector_at(row);
-    const auto bias = a.bias == nullptr ? V::zero() : V::load(a.bias + row, at.rows);
-    const auto scales = V::load_unaligned(w.scales + row);
+    const Reals answers(a, w, row);
     const OutputPixel* pixel = chunk.pixels + place;
     const int64_t channels = a.out_channels, from = (chunk.first + place) * channels + row;
     float* to = reinterpret_cast<float*>(chunk.answer) + from;
-    const bool normed = a.after.scale != nullptr, relu = a.after.relu;
-    const auto factor = normed ? V::load(a.after.scale + row, at.rows) : V::zero();
-    const auto shift = normed ? V::load(a.after.shift + row, at.rows) : V::zero();
     const float* other = a.after.other == nullptr ? nullptr : chunk.other + from;
     for (; tokens-- > 0; pixel++, sums += V::width, to += channels) {
-      typename V::reg y = V::to_real((typename V::ints)whole(at, sums, *pixel)) * (V::all(pixel->scale) * scales);
-#if defined(__x86_64__)
-      asm("" : "+v"(y));  // rounded before the sum, as the reference does
-#elif defined(__aarch64__)
-      asm("" : "+w"(y));
-#endif
-      y += bias;
-#if defined(__x86_64__)
-      asm("" : "+v"(y));  // rounded before the product: the sum with the bias is not its
-#elif defined(__aarch64__)
-      asm("" : "+w"(y));
-#endif
-      if (normed) y = rounded_once<V>(y, factor, shift);
-      if (other != nullptr) y += V::load(other, at.rows), other += channels;
-      if (relu) y = V::max(V::zero(), y);  // a NaN, the second one, stays
-      V::store(to, y, at.rows);
+      const auto added = other == nullptr ? V::all(-0.0f) : V::load(other, answers.rows);
+      V::store(to, answers.answer(whole(at, ints(sums), pixel->sum, pixel->inside), pixel->scale, added), answers.rows);
+      if (other != nullptr) other += channels;
     }
   }
   // `Most`: of a code, 0 where it varies.
@@ -236,7 +241,7 @@ struct ConvFinish {
     const OutputPixel* pixel = chunk.pixels + place;
     uint8_t* to = chunk.codes + place * step + row;
     for (; tokens-- > 0; pixel++, sums += V::width, to += step) {
-      const I v = whole(at, sums, *pixel) ^ flips;
+      const I v = whole(at, ints(sums), pixel->sum, pixel->inside) ^ flips;
       I code{};
       for (int32_t l = 1; l <= most; l++) code -= v >= ints(numbers + l * padded);
       V::store_bytes(to, (typename V::ints)code, at.rows);
@@ -260,7 +265,7 @@ struct ConvFinish {
       }
     return any;
   }
-  // The codes of a chunk of whole rows, pooled, where the next layer reads them.
+  // The codes of a chunk of whole rows, pooled, where the next layer reads them, and their marks.
   TWOFOUR_NOINLINE void emit() const {
     const int64_t pool = a.answer.pool, wide = a.width.output, across = wide / pool;
     const int64_t top = chunk.first / wide / pool, size = a.answer.to.bytes();
@@ -269,12 +274,13 @@ struct ConvFinish {
       const int64_t at = (top + r) * across;
       char* to = chunk.answer + twofour::kCodesHead + at * size;
       uint8_t* one = chunk.codes + r * pool * wide * plan.codes;
-      for (int64_t c = 0; c < across; c++, one += pool * plan.codes, to += size) {
+      for (int64_t c = 0; !plan.direct && c < across; c++, one += pool * plan.codes, to += size) {
         if (pool == 2) greatest(one, wide * plan.codes);
         write_pixel(a.answer.to, one, to);
       }
-      for (int64_t c = 0; c < across; c++)
-        chunk.answer[marks + at + c] = chunk.facts.lost != 0 && is_pooled_lost((r * wide + c) * pool);
+      if (chunk.facts.lost == 0) std::memset(chunk.answer + marks + at, 0, static_cast<size_t>(across));
+      else
+        for (int64_t c = 0; c < across; c++) chunk.answer[marks + at + c] = is_pooled_lost((r * wide + c) * pool);
     }
   }
   // The codes of a pixel become the greatest of it and its neighbours, those of the next row `row` bytes behind.
@@ -418,6 +424,7 @@ void conv_images(const BitsConv& a) {
       for (int64_t c = c0; c < c1; c++) {
         const int64_t rows = least(plan.rows, a.height.output - c * plan.rows), first = c * plan.rows * a.width.output;
         uint8_t* codes = a.answer.numbers == nullptr ? nullptr : staged + plan.staged;
+        if (plan.direct) codes = reinterpret_cast<uint8_t*>(a.y + n * answer + twofour::kCodesHead + first * plan.codes);
         auto* outputs = reinterpret_cast<OutputPixel*>(staged + plan.pixels);
         const float* other = a.after.other == nullptr ? nullptr : a.after.other + n * pixels * a.out_channels;
         output_pixels(a, plan, w.sums, *facts, first, rows * a.width.output, outputs);

@@ -196,20 +196,41 @@ struct LookupFinish {
       }
     }
   }
-  // Sums of 16 bits that are those of stored codes, then as all designs finish.
-  template <int Bits>
+  // Real answers of 64 outputs, those of a pixel together. `Plain`: sums are the answers' own.
+  template <int Bits, bool Plain>
   TWOFOUR_NOINLINE void reals(const uint16_t* from, int64_t stride, int64_t place, int64_t count, int64_t row) const {
-    WholeSums sums;
-    for (int64_t i = 0; i < count; i++, from += stride) {
+    using Finish = ConvFinish<WholeLanes>;
+    static constexpr auto nothing = [] {
+      struct alignas(64) { float of[kLookupsPanel]; } line{};
+      for (float& one : line.of) one = -0.0f;
+      return line;
+    }();
+    const Finish::Reals answers[4] = {{a, w, row}, {a, w, row + 16}, {a, w, row + 32}, {a, w, row + 48}};
+    const Finish::Vector at = whole.vector_at(row);
+    const OutputPixel* pixel = chunk.pixels + place;
+    const int64_t channels = a.out_channels, begin = (chunk.first + place) * channels + row, left = channels - row;
+    const int64_t step = a.after.other == nullptr ? 0 : channels;
+    const float* other = step == 0 ? nothing.of : chunk.other + begin;
+    float* to = reinterpret_cast<float*>(chunk.answer) + begin;
+    for (; count-- > 0; pixel++, from += stride, to += channels, other += step) {
       __m512i both[2];
       plane_sums<Bits>(of, from, both);
       TWOFOUR_UNROLL
       for (int v = 0; v < 4; v++) {
+        if (left <= 16 * v) break;
         const __m256i part = v % 2 == 0 ? _mm512_castsi512_si256(both[v / 2]) : _mm512_extracti64x4_epi64(both[v / 2], 1);
-        _mm512_store_si512(sums.of[v][i], _mm512_cvtepi16_epi32(part));
+        auto sum = (WholeLanes::I)_mm512_cvtepi16_epi32(part);
+        if (!Plain) sum = Finish::whole(at, sum, pixel->sum, pixel->inside + 16 * v);
+        const auto added = WholeLanes::load(other + 16 * v, left - 16 * v);
+        WholeLanes::store(to + 16 * v, answers[v].answer(sum, pixel->scale, added), left - 16 * v);
       }
     }
-    whole.tile(sums.of[0][0], 4, kBlockPixels, count, place, row);
+  }
+  template <int Bits>
+  void reals(const uint16_t* from, int64_t stride, int64_t place, int64_t count, int64_t row) const {
+    const auto at = whole.vector_at(row);
+    if (at.times == 1 && at.beside == 0 && at.zero == 0) reals<Bits, true>(from, stride, place, count, row);
+    else reals<Bits, false>(from, stride, place, count, row);
   }
   // Sums of `count` pixels from `place` of the chunk on, and the panel whose first output is `row`.
   void operator()(const uint16_t* from, int64_t stride, int64_t place, int64_t count, int64_t row) const {
@@ -233,7 +254,7 @@ struct LookupFinish {
 // Tables of the pixels that the windows of a chunk read, from row `first` of the padded image on.
 inline void chunk_tables(const BitsConv& a, const ConvPlan& plan, int64_t first, int64_t rows, uint8_t* to) {
   const auto* codes = static_cast<const uint8_t*>(a.workspace) + plan.image + first * plan.wide * plan.pixel;
-  for (int64_t p = 0; p < rows * plan.wide; p++) byte_tables(codes + p * plan.pixel, plan.step, to + p * plan.step * 64, 64);
+  tables_of_rows(codes, plan.pixel, rows * plan.wide, plan.step, to, plan.step * 64, 64);
 }
 
 // The tiles of some pixels and all vectors of some panels, for the groups of a segment. `sums`: of a pixel `stride` numbers.

@@ -106,6 +106,7 @@ struct ConvPlan {
   int64_t rows, chunks;        // rows of outputs that are computed together
   int64_t taps, step;          // numbers of a window: taps times `step`
   bool summed, bordered;       // whether sums of codes are needed, and taps outside the image count
+  bool direct;                 // whether codes of an answer stand where the next layer reads them as they are made
   int64_t row_classes, column_classes;
   int64_t lost, image, sums, places, classes, class_of, members, member;  // where they stand, and the bytes of a member
   int64_t codes, staged, pixels, scratch;  // of a member: codes of an output pixel and an input row, where its OutputPixels and more stand
@@ -116,7 +117,8 @@ struct ConvPlan {
       : in{K::planes, a.in_channels, bits_of(a.quantization.x_most)}, padded(round_up(a.out_channels, K::panel)),
         high(padded_axis(a.height)), wide(padded_axis(a.width)), pixel(in.bytes()), taps(a.height.taps * a.width.taps),
         step(design.step(in)), summed(design.head.beta != 0 && design.head.alpha != 0),
-        bordered(a.quantization.dynamic || a.quantization.x_zero != 0) {
+        bordered(a.quantization.dynamic || a.quantization.x_zero != 0),
+        direct(a.answer.numbers != nullptr && a.answer.pool == 1 && !a.answer.to.planes && a.out_channels % 64 == 0) {
     const int64_t pool = a.answer.pool, team = a.threads > 1 ? a.threads : 1;
     const int64_t fair = ceil_div(a.height.output, team);
     rows = round_up(least(design.rows(a, wide), fair), pool);
@@ -133,7 +135,7 @@ struct ConvPlan {
     codes = round_up(a.out_channels, 64);
     staged = row_bytes(a) + round_up(a.in_channels, 64) + 64;
     const bool coded = a.answer.numbers != nullptr;
-    pixels = staged + (coded ? round_up(rows * a.width.output * codes, 64) : 0);
+    pixels = staged + (coded && !direct ? round_up(rows * a.width.output * codes, 64) : 0);
     scratch = pixels + round_up(rows * a.width.output * static_cast<int64_t>(sizeof(OutputPixel)), 64);
     member = scratch + design.scratch(a, *this);
   }
