@@ -13,6 +13,7 @@ import twofour
 from tests.compiler.test_low_bits import _cache, whole  # noqa: F401  (kernels beat floats)
 from twofour import quantization
 from twofour.compiler.graph_bits_linear import LINEAR_CODES
+from twofour.compiler.timed import held_by_program
 
 BETWEEN = {
     "relu": lambda: (nn.ReLU(),),
@@ -229,3 +230,17 @@ def test_what_no_table_holds_stays_real_and_the_plan_says_so() -> None:
     model, x = Wave(), torch.randn(30, 40)
     fast = compiled(model, "w4a8", x)
     assert "codes of `first` to `last`: what stands between changes codes too" in fast.plan.account.not_rewritten[0]
+
+
+def test_times_are_of_what_a_call_does_beside_its_product() -> None:
+    """Programs of one text and one model's weights: activation, bits of the codes, and convolutions, decide besides."""
+    kept: dict[str, set[str]] = {}
+    for act, widths in ((nn.GELU, "w4a8"), (nn.SiLU, "w4a8"), (nn.GELU, "w4a4"), (nn.Sigmoid, "w4a8")):
+        model = nn.Sequential(nn.Linear(40, 33), act(), nn.Linear(33, 24))
+        program = compiled(model, widths, torch.randn(40, 40)).forward.program.python
+        kept.setdefault(program.text, set()).add(repr(held_by_program(program)))
+    for inputs in ("a2", "a3"):
+        images = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 5, 1))
+        program = compiled(images, f"w2{inputs}", torch.randn(2, 3, 6, 6)).forward.program.python
+        kept.setdefault(program.text, set()).add(repr(held_by_program(program)))
+    assert sorted(map(len, kept.values())) == [2, 4]

@@ -8,10 +8,14 @@ from types import MethodType
 from torch import Tensor, nn
 
 from twofour.compiler.conv import CompiledConv
-from twofour.compiler.graph_low_bits import widths_and_kernels
+from twofour.compiler.graph_bits_linear import BitsLinear
+from twofour.compiler.graph_low_bits import BitsConvChain, widths_and_kernels
 from twofour.compiler.layer import CompiledLinear, MeasuredLayer
+from twofour.compiler.low_bits_conv import ConvOfCodes
 from twofour.compiler.recurrent import HeldWeight
 from twofour.graph import Program
+
+_Timed = MeasuredLayer | HeldWeight | BitsLinear | BitsConvChain
 
 
 def held_by_model(fast: nn.Module) -> list[str]:
@@ -29,10 +33,16 @@ def held_by_program(program: Program) -> list[str]:
 
 
 def _layers(modules: Iterable[nn.Module]) -> list[str]:
-    return [repr(_layer(module)) for module in modules if isinstance(module, MeasuredLayer | HeldWeight)]
+    return [repr(_layer(module)) for module in modules if isinstance(module, _Timed)]
 
 
-def _layer(layer: MeasuredLayer | HeldWeight) -> tuple[object, ...]:
+def _layer(layer: _Timed) -> tuple[object, ...]:
+    if isinstance(layer, BitsLinear):  # what it does beside its product, which is a module of its own
+        kept = [weight.nbytes for weight in layer.layer.prepared.weights]  # which widths decide beside sizes
+        coded, answer = (getattr(layer.problem, name, None) for name in ("coded", "answer"))
+        return layer.label, kept, coded, answer and (answer.after.bits, answer.steps is None)
+    if isinstance(layer, BitsConvChain):
+        return layer.label, *map(_link, layer.links)
     facts = layer.dispatch_text, layer.weight_shape
     if isinstance(layer, CompiledConv):
         return *facts, layer.problem
@@ -40,6 +50,13 @@ def _layer(layer: MeasuredLayer | HeldWeight) -> tuple[object, ...]:
         ranged = layer.problem.quantization
         return *facts, layer.problem.epilogue, ranged.dynamic, ranged.y_dtype, ranged.bits, ranged.levels
     return facts
+
+
+def _link(link: ConvOfCodes) -> tuple[object, ...]:
+    ranged, answer = link.problem.quantization, link.problem.answer
+    codes = answer and (answer.bits, answer.planes, answer.pool)
+    inputs = ranged.dynamic, ranged.bits, ranged.levels
+    return link.dispatch_text, link.prepared.nbytes, link.problem.geometry, inputs, codes
 
 
 def _tensor(tensor: Tensor) -> str:
