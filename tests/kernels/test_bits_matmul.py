@@ -136,10 +136,10 @@ def test_many_panels_of_outputs(row: BitsMatmul) -> None:
             assert torch.equal(y, want), (levels, count)
 
 
-@each_row(DENSE)
+@each_row(bits_rows())
 def test_tokens_of_several_passes(row: BitsMatmul) -> None:
     """A pass takes 4 MB of tokens, and a token of 8 bits 256 bytes at least."""
-    weight, quantization, x = weight_of(twos(2), 9, 64), Quantization(bits=8), real(17_000, 64)
+    weight, quantization, x = made_for(row, twos(4 if row.sparse else 2), 9, 64), Quantization(bits=8), real(17_000, 64)
     if row.layout == GROUPS:
         weight = BitWeight(weight.codes, weight.levels, torch.rand(9, 2) + 0.1)
     for count in (1, 3):
@@ -505,6 +505,28 @@ def test_rows_of_codes_are_read_as_their_numbers_and_a_marked_one_is_nan(row: Bi
             assert torch.equal(got.nan_to_num(7.0), want.nan_to_num(7.0)) and got[2].isnan().all(), kind
 
 
+@each_row([row for row in bits_rows() if row.layout == GROUPS])
+def test_many_tokens_of_codes_become_codes_where_panels_are_taken_apart_once(row: BitsMatmul) -> None:
+    """From kManyTokens of groups.h on; 131 leave a rest of each tile."""
+    quantization, codes = replace(Quantization.of_range(-3.0, 3.5, 7), x_scale=5e-4), codes_of(7, 131, 64)
+    marks, alone = torch.zeros(131, 1, dtype=torch.uint8), torch.arange(131) != 77
+    marks[77] = 1
+    weight, bias = weight_of(twos(4), 35, 64), torch.linspace(-3, 3, 35)
+    weight = BitWeight(weight.codes, weight.levels, torch.rand(35, 2, generator=generator(2)) + 0.1)
+    x, y, prepared = (
+        torch.cat([codes, marks], 1),
+        bits_matmul_reference(codes, weight, bias, quantization),
+        row.prepare(weight),
+    )
+    for kind, (affine, count) in itertools.product(AFTER, ((False, 1), (True, 3))):
+        answer = answer_of(kind, affine)
+        problem = BitsProblem(35, Epilogue(answer.activation), quantization, coded=True, answer=answer)
+        with threads(count):
+            rows = row.run(x, prepared, bias, problem)
+        assert torch.equal(rows[alone], answer.rows(y)[alone]) and rows[77, 35] == 1, (kind, affine)
+        assert len(rows.unique()) > 3
+
+
 @each_row([row for row in bits_rows() if row.layout in ("bits_bytes", GROUPS)])
 @pytest.mark.parametrize(
     ("kind", "formula"),
@@ -552,6 +574,17 @@ def test_answers_that_cannot_be_codes_are_refused() -> None:
         other = copy(answer)
         object.__setattr__(other, "operands", (None, broken.clone()))
         with pytest.raises(KernelError, match="steps"):
+            row.run(real(3, 35), weight, None, BitsProblem(11, quantization=Quantization(bits=4), answer=other))
+    some = answer_of("gelu_tanh")
+    assert some.steps is not None and some.operands[1] is not None and some.after.most == 63
+    for step, damage in itertools.product(
+        (0, len(some.steps.begin) - 1), ({2: 255, 3: 127}, {4: 64}, {5: 64}, {6: 255}, {7: 255})
+    ):
+        other, broken = copy(some), some.operands[1].clone()  # a head of 16 bytes, 8 of each step
+        for place, byte in damage.items():
+            broken[16 + 8 * step + place] = byte
+        object.__setattr__(other, "operands", (None, broken))
+        with pytest.raises(KernelError, match=r"steps(.|\n)*codes of the answer, rows of bits that are there"):
             row.run(real(3, 35), weight, None, BitsProblem(11, quantization=Quantization(bits=4), answer=other))
     with pytest.raises(KernelError, match=r"does not fit|made for another"):
         row.run(codes_of(4, 3, 35), weight, None, BitsProblem(11, quantization=Quantization(1.0, bits=4), coded=True))
