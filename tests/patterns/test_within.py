@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 
 from twofour.patterns import parse
 
-TEXTS = ("1:2", "1:4", "2:4", "3:4", "2:8", "4:8", "1:8", "8:16", "4:8-pairs", "2:8-pairs", "2:4-transposable", "4:2:8")
+TEXTS = (
+    *("1:2", "1:4", "2:4", "3:4", "2:8", "4:8", "1:8", "8:16", "4:8-pairs", "2:8-pairs", "2:4-transposable", "4:2:8"),
+    *("2:4+12.5%", "2:4+25%", "1:4+25%", "4:8+25%"),
+)
 
 
 @given(st.sampled_from(TEXTS), st.sampled_from(TEXTS), st.integers(0, 5))

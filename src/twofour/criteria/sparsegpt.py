@@ -22,7 +22,7 @@ from twofour.calibration import Statistics
 from twofour.criteria.activation import live_first
 from twofour.criteria.base import Layerwise, Solution
 from twofour.errors import RecipeError
-from twofour.patterns import VNM, Block, Pattern
+from twofour.patterns import VNM, Block, Hybrid, Pattern
 
 _log = logging.getLogger("twofour.criteria")
 
@@ -73,12 +73,20 @@ class SparseGPTMask(SparseGPT):
 
 
 def require_whole_blocks(weight: Tensor, pattern: Pattern) -> None:
-    """Refuse blocks of V rows that lie across the products of (products, rows, in): each product has its own Hessian.
+    """Refuse what lies across the products of (products, rows, in): each product has its own Hessian.
 
     Raises:
-        RecipeError: The pattern is V:N:M and V does not divide the rows of one of several products.
+        RecipeError: The pattern is V:N:M and V does not divide the rows of one of several products, or its blocks do
+            not; or groups of inputs are to be dense in all of them.
     """
     products, rows, columns = weight.shape
+    if isinstance(pattern, Hybrid) and products > 1:
+        raise RecipeError(
+            f"{pattern.name} cannot be laid over a weight of {products} products by a criterion with a Hessian",
+            got=f"{products} products, each of inputs of its own",
+            wanted="groups of inputs that are dense in all rows of one product",
+            remedy=f"choose {pattern.regular.name} for the layer, or a criterion that ranks values, such as wanda",
+        )
     if isinstance(pattern, Block) and products > 1:
         blocks = -(-rows // pattern.r) * -(-columns // pattern.c)
         if rows % pattern.r or pattern.zeros(blocks) * products != pattern.zeros(blocks * products):
@@ -186,6 +194,8 @@ def prune_columns(weight: Tensor, inverse: Factor, pattern: Pattern, block: int)
     choose = _choose
     if isinstance(pattern, Block):
         group, choose = max(1, block // pattern.c) * pattern.c, _Strips(weight, pattern).choose
+    if isinstance(pattern, Hybrid):
+        choose = _Regions(weight, inverse, pattern).choose
     keep = torch.zeros(weight.shape, dtype=torch.bool, device=weight.device)
     width = max(1, block // group) * group
     for start in range(0, weight.shape[1], width):
@@ -227,6 +237,28 @@ class _Strips:
         going = self.pattern.zeros(self.blocks) * self.seen // self.blocks - self.gone
         self.gone += going
         return self.pattern.spread(self.pattern.best(scores, going), tuple(weight.shape))
+
+
+class _Regions:
+    """Chooses group by group: whole where the group is dense, by N:M elsewhere.
+
+    Args:
+        weight: The matrix (rows, in).
+        inverse: Of its Hessian. The dense groups are those that lose most by the diagonal of the whole inverse: by what
+            a value costs that goes alone, where all others may make up for it.
+        pattern: Which share of the groups is dense.
+    """
+
+    def __init__(self, weight: Tensor, inverse: Factor, pattern: Hybrid) -> None:
+        scores = _saliency(weight, inverse.upper.square().sum(0).sqrt(), inverse.live)
+        self.groups = iter(pattern.dense_groups(scores).tolist())
+
+    def choose(self, weight: Tensor, diagonal: Tensor, live: Tensor, pattern: Pattern) -> Tensor:
+        """Return the mask of the next group."""
+        assert isinstance(pattern, Hybrid), pattern
+        if next(self.groups):
+            return torch.ones(weight.shape, dtype=torch.bool, device=weight.device)
+        return _choose(weight, diagonal, live, pattern.regular)
 
 
 def _choose(weight: Tensor, diagonal: Tensor, live: Tensor, pattern: Pattern) -> Tensor:

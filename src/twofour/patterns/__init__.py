@@ -4,6 +4,7 @@ from twofour.patterns.base import Conformity, Pattern
 from twofour.patterns.block import Block
 from twofour.patterns.dense import DENSE, Dense
 from twofour.patterns.groups import project_reference
+from twofour.patterns.hybrid import Hybrid
 from twofour.patterns.nm import NM
 from twofour.patterns.nonzero import COUNTED_DTYPES, GroupCounts, GroupStrides, NonzeroBits, ties, ties_reference
 from twofour.patterns.pairs import PairedNM
@@ -21,6 +22,7 @@ __all__ = [
     "Dense",
     "GroupCounts",
     "GroupStrides",
+    "Hybrid",
     "NonzeroBits",
     "PairedNM",
     "Pattern",

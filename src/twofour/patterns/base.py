@@ -61,6 +61,11 @@ class Pattern(ABC):
         """Largest fraction of values that may be non-zero."""
 
     @property
+    def family(self) -> str:
+        """What rows of the kernel table call the weights they take, where one row takes all patterns of a kind."""
+        return self.name
+
+    @property
     def demand(self) -> str:
         """What a weight must be, for messages."""
         return f"at most {self.density:.0%} non-zeros in each group of {self.group} along the reduction axis"
@@ -117,7 +122,12 @@ class Pattern(ABC):
 
         True only where that follows from the two patterns alone, whatever the weight's size.
         """
-        return other in (self, self.rows) or (self.rows is not self and self.rows.within(other))
+        implied = other in (self, self.rows) or other.contains(self)
+        return implied or (self.rows is not self and self.rows.within(other))
+
+    def contains(self, other: Pattern) -> bool:
+        """Tell whether weights of `other` obey this pattern, where this one knows of it and `other` does not."""
+        return False
 
     def __str__(self) -> str:
         return self.name

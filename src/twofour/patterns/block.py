@@ -81,6 +81,11 @@ class Block(Pattern):
         return 1 - self.sparsity
 
     @property
+    def family(self) -> str:
+        """One row takes blocks of every size."""
+        return "block"
+
+    @property
     def demand(self) -> str:
         """What a weight must be, for messages."""
         return f"a share of {self.sparsity:g} of its {self.r} x {self.c} blocks zero"

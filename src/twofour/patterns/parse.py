@@ -9,13 +9,17 @@ from functools import cache
 from twofour.errors import PatternError
 from twofour.patterns.base import Pattern
 from twofour.patterns.block import Block
+from twofour.patterns.hybrid import Hybrid
 from twofour.patterns.nm import NM
 from twofour.patterns.pairs import PairedNM
 from twofour.patterns.transposable import Transposable
 from twofour.patterns.vnm import VNM
 
-_FORMS = '"N:M" (2:4, 1:2, 4:8, ...), "2:4-transposable", "4:8-pairs", "V:N:M" (64:2:8, ...) or "block:RxC@S"'
+_FORMS = (
+    '"N:M" (2:4, 1:2, 4:8, ...), "2:4+25%", "2:4-transposable", "4:8-pairs", "V:N:M" (64:2:8, ...) or "block:RxC@S"'
+)
 _BLOCK = re.compile(r"block:([0-9]{1,4})x([0-9]{1,4})@([01]?\.[0-9]{1,20}|[01])(?:/([0-9]{1,2}))?")
+_HYBRID = re.compile(r"([0-9]{1,4}):([0-9]{1,4})\+([0-9]{1,3}(?:\.[0-9]{1,20})?)%")
 _KINDS: dict[str, Callable[..., Pattern]] = {
     r"([0-9]{1,4}):([0-9]{1,4})": NM,
     r"([0-9]{1,4}):([0-9]{1,4})-pairs": PairedNM,
@@ -67,6 +71,8 @@ def _parse(text: str) -> Pattern:
             return kind(*map(int, match.groups()))
     if match := _BLOCK.fullmatch(text):
         return Block.of_text(*match.groups())
+    if match := _HYBRID.fullmatch(text):
+        return Hybrid(int(match[1]), int(match[2]), float(match[3]))
     if text.startswith("block"):
         raise PatternError(
             "the text is not a block pattern",

@@ -22,7 +22,7 @@ from twofour.criteria import Magnitude, Scored
 from twofour.errors import FormatError, TwofourError
 from twofour.files import bytes_of, opened, replacing
 from twofour.masks.rule import fill_pruned
-from twofour.patterns import VNM, Block, Pattern
+from twofour.patterns import VNM, Block, Hybrid, Pattern
 from twofour.patterns.base import is_finite, non_finite
 from twofour.streaming.checkpoint_plan import Sparse
 
@@ -203,7 +203,7 @@ def make_sparse(values: Tensor, weight: Sparse, criterion: Scored) -> None:
 def _parts(weight: Sparse, criterion: Scored) -> Iterator[Entry]:
     """Cut a weight along its first axis where groups end; only magnitude ranks the parts as it ranks the whole."""
     entry = weight.entry
-    ranked_whole = isinstance(weight.pattern, Block) or not isinstance(criterion, Magnitude)
+    ranked_whole = isinstance(weight.pattern, Block | Hybrid) or not isinstance(criterion, Magnitude)
     if ranked_whole or weight.axis.parts != 1:
         yield entry
         return

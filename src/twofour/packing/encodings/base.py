@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twofour.patterns import Block, Dense, PairedNM, Pattern
+from twofour.patterns import Block, Dense, Hybrid, PairedNM, Pattern
 from twofour.shapes import Float32, Int, Shaped
 
 
@@ -78,7 +78,7 @@ class Encoding:
         """Tell whether values that a pattern keeps can be written so; hardware's codes are those of one pattern."""
         if self.packed_as is not None or isinstance(pattern, PairedNM | Dense):
             return False  # a dense weight of these is a plain tensor
-        if isinstance(pattern, Block):
+        if isinstance(pattern, Block | Hybrid):
             return not self.codes and not self.groups
         return not self.codes or pattern == self.core
 

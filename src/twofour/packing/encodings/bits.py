@@ -17,7 +17,7 @@ from torch import Tensor
 
 from twofour.errors import PackingError
 from twofour.packing.encodings.base import Encoding, Flaw, nonzero_scales
-from twofour.patterns import PairedNM, Pattern
+from twofour.patterns import Hybrid, PairedNM, Pattern
 from twofour.shapes import Float32, Int, UInt8
 
 NumberSystem = Literal["unsigned", "twos", "bipolar", "ternary"]
@@ -74,8 +74,8 @@ class Bits(Encoding):
         return -(-count // self.in_a_byte) if self.in_a_byte else self.bits * -(-count // 8)
 
     def takes(self, pattern: Pattern) -> bool:
-        """See `Encoding.takes`: all but pairs, which hardware reads in int4."""
-        return not isinstance(pattern, PairedNM)
+        """See `Encoding.takes`: all but pairs, which hardware reads in int4, and hybrids."""
+        return not isinstance(pattern, PairedNM | Hybrid)
 
     def store(self, values: Int[Tensor, "rows count"]) -> UInt8[Tensor, "rows width"]:
         """Write whole numbers as planes, bit 0 first, value i of a row in bit i % 8 of byte i / 8 of each plane."""
