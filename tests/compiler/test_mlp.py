@@ -45,7 +45,7 @@ def weight_of(row: Kernel, rows: int, columns: int) -> Packed | Tensor:
     weight = torch.randn(rows, columns) * columns**-0.5
     if not row.sparse:
         return weight
-    name = "block:4x4@0.5" if row.operation == "block_matmul" else "2:4"
+    name = {"block": "block:4x4@0.5", "hybrid": "2:4+25%"}.get(row.pattern, row.pattern)
     return pack(weight * parse(name).project(weight, absolute=True), name, row.dtype)
 
 

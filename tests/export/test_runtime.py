@@ -163,7 +163,8 @@ def test_every_call_that_can_be_recorded_is_the_same_from_a_file() -> None:
         same_bits(lib.Model(content).run(inputs), outputs)
         names.add(getattr(function, "__name__", ""))
     assert names >= {
-        *("nm_matmul", "block_matmul", "bits_matmul", "bits_conv", "dense_matmul", "fused_matmul", "nm_conv"),
+        *("nm_matmul", "hybrid_matmul", "block_matmul", "bits_matmul", "dense_matmul", "fused_matmul"),
+        *("bits_conv", "nm_conv"),
         *("depthwise_conv", "squeeze_excite", "dense_conv", "conv_chain", "recurrent", "attention", "norm"),
         *("attention_of_columns", "attention_of_windows", "fused_block"),
     }

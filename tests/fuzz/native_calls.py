@@ -26,6 +26,7 @@ from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.nm_conv.cpu import native_conv_rows
 from twofour.kernels.nm_gradient import MODES, nm_gradient, nm_gradient_packed
 from twofour.kernels.nm_matmul import native_rows
+from twofour.kernels.nm_matmul.hybrid import hybrid_rows
 from twofour.kernels.nm_unbiased import nm_unbiased
 from twofour.kernels.norm import norm
 from twofour.kernels.problem import Problem
@@ -106,6 +107,11 @@ def prepared_weights() -> list[tuple[Any, Prepared]]:
         blocks *= rule.project(blocks, absolute=True)
         ours = [row for row in block_rows() if row.unavailable() is None]
         found += [(row, row.prepare(pack(blocks, rule, row.dtype))) for row in ours]
+    regions = parse("2:4+25%")
+    dense = torch.randn(ROWS, COLUMNS)
+    dense *= regions.project(dense, absolute=True)
+    ours = [row for row in hybrid_rows() if row.unavailable() is None]
+    found += [(row, row.prepare(pack(dense, regions, row.dtype))) for row in ours]
     return found
 
 

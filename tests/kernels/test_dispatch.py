@@ -91,7 +91,8 @@ def test_names_follow_the_grammar_and_are_unique() -> None:
         libraries = [library for library, kernels in LIBRARIES.items() if row in kernels]
         assert [hardware] == (libraries or [row.isa])
         assert bool(libraries) == (row.isa == "any")
-    assert {row.operation for row in rows()} == {"nm_matmul", "block_matmul", "dense_matmul", "bits_matmul"}
+    products = {"nm_matmul", "hybrid_matmul", "block_matmul", "dense_matmul", "bits_matmul"}
+    assert {row.operation for row in rows()} == products
     assert all(row.pattern != "any" for row in available("nm_matmul"))
 
 

@@ -39,7 +39,7 @@ def products(dtype: str = "float32") -> list[Kernel]:
 
 def rule(kernel: Kernel) -> Pattern:
     """Return a pattern whose weights a sparse row takes."""
-    return parse("block:4x4@0.5" if kernel.pattern == "block" else kernel.pattern)
+    return parse({"block": "block:4x4@0.5", "hybrid": "2:4+25%"}.get(kernel.pattern, kernel.pattern))
 
 
 def factor(weight: Tensor, bias: Tensor | None, kernel: Kernel) -> Factor:
@@ -284,7 +284,7 @@ def test_an_operator_refuses_what_is_not_its_own() -> None:
 
 
 def test_products_are_those_of_the_tables() -> None:
-    for operation in ("dense_matmul", "nm_matmul", "block_matmul"):
+    for operation in ("dense_matmul", "nm_matmul", "hybrid_matmul", "block_matmul"):
         assert all(row.name in native.products() for row in native.rows(operation))
     assert list(native.products().values()) == list(range(len(native.products())))
 

@@ -455,6 +455,19 @@ def block_product(row: Kernel) -> None:
                 assert_product(y, rounded, packed.unpack(), bias, low and x.dtype is torch.bfloat16)
 
 
+def hybrid_product(row: Kernel) -> None:
+    """Inputs that are whole vectors and others, no dense groups, some and all, tokens of every kind of panel."""
+    for text, (out, columns) in itertools.product(("2:4+1%", "2:4+25%", "2:4+99%"), ((48, 128), (39, 76), (3, 4))):
+        rule, weight = parse(text), random(out, columns)
+        packed = pack(weight * rule.project(weight, absolute=True), rule, row.dtype)
+        prepared = row.prepare(packed)
+        for x, bias, count in calls(out, columns, most=65):
+            with threads(2 if len(x) == 33 else count):
+                y = row.run(x, prepared, bias, Problem(out))
+            assert_product(y, x, packed.unpack(), bias, False)
+        assert torch.equal(prepared.restore().values, packed.values)
+
+
 def bits_product(row: Kernel) -> None:
     """Widths of one, two and more bits, inputs real and rounded by a range for each token."""
     for levels, bits in ((bipolar(1), 1), (TERNARY, 8), (twos(4), 4), (twos(8), 3)):
@@ -533,6 +546,7 @@ DRIVERS: dict[str, Callable] = {
     "recurrent": recurrent,
     **{
         "nm_matmul": product,
+        "hybrid_matmul": hybrid_product,
         "block_matmul": block_product,
         "bits_matmul": bits_product,
         "bits_conv": bits_convolution,

@@ -28,6 +28,7 @@ from twofour.kernels.dense_matmul import native_dense_rows
 from twofour.kernels.fused_block import Expression, program
 from twofour.kernels.nm_conv.layout import to_conv_layout
 from twofour.kernels.nm_matmul import native_rows
+from twofour.kernels.nm_matmul.hybrid import hybrid_rows
 from twofour.packing import layout_header
 
 Call = tuple[str, Callable[..., Any], list[Any]]
@@ -111,7 +112,9 @@ def fused(scale: int) -> Iterator[Call]:
     norm = native.best("norm", dtype="float32").index
     before, after = (norm, torch.randn(128), torch.randn(128), 1e-5, True), (norm, bias, bias.clone(), 1e-5, True)
     each = {
-        row.layout: row for row in (*native_rows(), *block_rows(), *native_dense_rows()) if row.unavailable() is None
+        row.layout: row
+        for row in (*native_rows(), *hybrid_rows(), *block_rows(), *native_dense_rows())
+        if row.unavailable() is None
     }
     for row in each.values():  # of one of each layout
         place = native.products()[row.name]
@@ -119,7 +122,7 @@ def fused(scale: int) -> Iterator[Call]:
         weights = [sparse(n, m) for n, m in ((64, 128), (64, 128), (rows, 64), (rows, 128))]
         if blocks:
             weights = [torch.ones_like(weight) * (torch.arange(weight.shape[1]) % 8 < 4) for weight in weights]
-        pattern = "block:8x4@0.5" if blocks else "2:4"
+        pattern = "block:8x4@0.5" if blocks else "2:4+25%" if row.operation == "hybrid_matmul" else "2:4"
         first, gate, last, alone = (
             row.prepare(weight if dense else packing.pack(weight, pattern, dtype=row.dtype)).tensor
             for weight in weights
@@ -141,6 +144,10 @@ def products(scale: int) -> Iterator[Call]:
         yield row.isa, EXT.nm_matmul, [row.index, x, packed, bias, y, 1, 1, other, True, 1.0, 0, 1.0, 0, 1]
         if row.layout in ("panels", "pairs", "bf16_panels"):
             yield row.isa, EXT.nm_matmul_columns, [row.index, x.T.contiguous(), packed, y.T.contiguous(), 1]
+    regions = sparse(rows, 128) + torch.randn(rows, 128) * (torch.arange(128) % 16 < 4)
+    for row in hybrid_rows():
+        packed = row.prepare(packing.pack(regions, "2:4+25%", dtype=row.dtype)).tensor
+        yield row.isa, EXT.hybrid_matmul, [row.index, x, packed, bias, y, 1, 1, other, True, 1.0, 0, 1.0, 0, 1]
     blocks = torch.randn(rows, 128) * (torch.arange(128) % 16 < 4)
     for row in block_rows():
         packed = row.prepare(packing.pack(blocks, "block:8x4@0.75", dtype=row.dtype)).tensor

@@ -30,6 +30,7 @@ WRITTEN = {
     **{
         "nm_matmul": (4,),
         "nm_matmul_columns": (3,),
+        "hybrid_matmul": (4,),
         "block_matmul": (4,),
         "dense_matmul": (4,),
         "nm_conv": (5,),

@@ -14,9 +14,10 @@ from torch import nn
 from twofour import native
 from twofour.allocation.records import Candidate, LayerSensitivity, Sensitivities
 from twofour.compiler import compile
+from twofour.compiler.computing import FLOAT32
 from twofour.compiler.plan import LayerPlan, Plan
 from twofour.errors import CompileError
-from twofour.patterns import Block, parse
+from twofour.patterns import parse
 from twofour.pruning import prune
 from twofour.recipe import DENSE, Recipe
 
@@ -34,9 +35,9 @@ def timed(
 
     A copy of the model is pruned to 2:4 by magnitude (what counts for time is the pattern) and compiled in float32:
     each layer is measured on the example's own sizes with the best dense and the best 2:4 kernel. A candidate that is
-    2:4-legal takes the faster of the two. The same is done with each pattern of blocks among the candidates. Every
-    other candidate takes the dense time. A layer that compile does not replace has no time, and takes the same with
-    every pattern.
+    2:4-legal takes the faster of the two. The same is done with each candidate that has kernels of its own: blocks, and
+    2:4 with dense groups. Every other candidate takes the dense time. A layer that compile does not replace has no
+    time, and takes the same with every pattern.
 
     Args:
         sensitivities: From `sensitivity`.
@@ -49,15 +50,17 @@ def timed(
         RecipeError: The sensitivities are those of another model.
     """
     plans = {
-        name: _plans(sensitivities, model, example, name, progress) for name in (TWO_FOUR, *_blocks(sensitivities))
+        name: _plans(sensitivities, model, example, name, progress)
+        for name in (TWO_FOUR, *_with_kernels(sensitivities))
     }
     timing = f"{native.threads()} threads, torch {torch.get_num_threads()}, {native.isa()}"
     return replace(sensitivities, layers=tuple(_with(layer, plans) for layer in sensitivities.layers), timing=timing)
 
 
-def _blocks(sensitivities: Sensitivities) -> list[str]:
-    """Return the candidates that are patterns of blocks."""
-    return [name for name in sensitivities.patterns if name != DENSE and isinstance(parse(name), Block)]
+def _with_kernels(sensitivities: Sensitivities) -> list[str]:
+    """Return the candidates that kernels of their own run, and not those of 2:4."""
+    forms = {name: FLOAT32.form_of(parse(name)) for name in sensitivities.patterns if name != DENSE}
+    return [name for name, form in forms.items() if form not in (None, parse(TWO_FOUR))]
 
 
 def _plans(

@@ -12,8 +12,8 @@ from twofour.packing import encodings
 from twofour.packing.encodings import GROUPS
 from twofour.patterns import parse
 
-BLOCK = "block"
-"""The pattern of rows that take blocks of every size, as the kernel table names it."""
+FAMILIES = ("block", "hybrid")
+"""Patterns of rows that take all of a kind, as the kernel table names them: `Pattern.family`."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Rule:
         dtypes: Types the rule holds for.
         rows: The number of outputs must be a multiple of this.
         columns: The reduction axis must be a multiple of this.
-        pattern: Pattern that the runtime's kernels want; "block" for blocks of every size.
+        pattern: Pattern that the runtime's kernels want; "block" and "hybrid" for all of their kind.
         kinds: Layer kinds that the runtime runs sparse; the empty tuple means every kind.
         source: Where the numbers come from.
         worth: Rows and columns from which on the runtime's sparse kernels tend to beat its dense ones; 0: not known.
@@ -120,7 +120,8 @@ def fits(kind: str, rows: int, columns: int, satisfies: Collection[str], broken:
     """Judge a weight of `kind` with `rows` outputs and a reduction axis of `columns` by every runtime's rules.
 
     A rule for other kinds is left out where its runtime has one for `kind`, one for other patterns where the weight
-    meets another of its runtime and types, and one for blocks where it has none.
+    meets another of its runtime and types, and one for blocks or hybrids where it is
+    none.
 
     Args:
         kind: Kind of weight.
@@ -134,7 +135,7 @@ def fits(kind: str, rows: int, columns: int, satisfies: Collection[str], broken:
         (rule, _fit(rule, kind, rows, columns, satisfies, broken))
         for rule in RULES
         if kind in rule.kinds or not rule.kinds or rule.runtime not in served
-        if rule.pattern != BLOCK or _obeys(rule, satisfies)
+        if rule.pattern not in FAMILIES or _obeys(rule, satisfies)
     ]
     met = {(rule.runtime, rule.dtypes) for rule, _ in found if _obeys(rule, satisfies)}
     return tuple(fit for rule, fit in found if _obeys(rule, satisfies) or (rule.runtime, rule.dtypes) not in met)
@@ -142,7 +143,7 @@ def fits(kind: str, rows: int, columns: int, satisfies: Collection[str], broken:
 
 def _obeys(rule: Rule, satisfies: Collection[str]) -> bool:
     """Whether a weight of these patterns has the one that a rule wants."""
-    return any(rule.pattern in (name, name.split(":")[0]) for name in satisfies)
+    return any(rule.pattern in (name, parse(name).family) for name in satisfies)
 
 
 def _fit(rule: Rule, kind: str, rows: int, columns: int, satisfies: Collection[str], broken: int) -> Fit:

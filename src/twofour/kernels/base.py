@@ -30,8 +30,10 @@ class Row(ABC):
 
     Attributes:
         name: `<operation>_<pattern>_<dtype>_<design>__<hardware>`; hardware stands after the double underscore.
-        operation: What it computes: "nm_matmul", "block_matmul", "dense_matmul", "nm_conv", "block_conv", "dense_conv".
-        pattern: Of the weights it takes, "any" for every N:M, "block" for blocks of every size, "dense" for none.
+        operation: What it computes: "nm_matmul", "hybrid_matmul", "block_matmul", "dense_matmul", "nm_conv",
+            "block_conv", "dense_conv".
+        pattern: Of the weights it takes, "any" for every N:M, "block" for blocks of every size, "hybrid" for 2:4 and
+            any share of dense groups, "dense" for none.
         dtype: Computing type.
         device: "cpu" or "cuda".
         isa: Instruction set it needs (`native.supports`), "any" when torch chooses; of the GPU its least architecture.
@@ -192,7 +194,7 @@ class Kernel(Row):
         header = packed.header
         if self.takes(header.parsed(), header.encoding):
             return self.unavailable()
-        if self.pattern not in ("any", header.pattern, header.pattern.split(":")[0]):
+        if self.pattern not in ("any", header.pattern, header.parsed().family):
             return f"takes {self.pattern} weights, not {header.pattern}"
         return f"computes in {self.dtype}, the weight is {header.dtype}"
 

@@ -64,6 +64,10 @@ struct Matmul {
   // it leaves as y_type says. `marked`: so are the rows of x.
   const CodedAnswer* coded = nullptr;
   bool marked = false;
+  // Inputs from `split` on, a multiple of 16, stand in rows of their own, (tokens, in_features - split); null: all are in x.
+  // Float32 products of 2:4 read them there.
+  const void* more = nullptr;
+  int64_t split = 0, more_stride = 0;
 };
 
 // A row of a table of products: correct for any tokens >= 0. Ask the CPU before anything of it is called.
@@ -78,5 +82,13 @@ namespace {
 
 inline const float* x_of(const twofour::Matmul& a) { return static_cast<const float*>(a.x); }
 inline float* y_of(const twofour::Matmul& a) { return static_cast<float*>(a.y); }
+
+// How many inputs stand in x; those behind them in `more`.
+inline int64_t inputs_in_x(const twofour::Matmul& a) { return a.more == nullptr ? a.in_features : a.split; }
+// Input k of a token and those that stand behind it.
+inline const float* input_at(const twofour::Matmul& a, int64_t token, int64_t k) {
+  if (a.more == nullptr || k < a.split) return x_of(a) + token * a.x_stride + k;
+  return static_cast<const float*>(a.more) + token * a.more_stride + (k - a.split);
+}
 
 }  // namespace

@@ -22,6 +22,7 @@ from twofour.kernels.depthwise_conv import depthwise_rows
 from twofour.kernels.nm_conv import CONV_REFERENCE, native_conv_rows, pointwise_rows
 from twofour.kernels.nm_matmul import REFERENCE, native_rows
 from twofour.kernels.nm_matmul.cuda import CUSPARSELT, CUTLASS, FEW_TOKENS
+from twofour.kernels.nm_matmul.hybrid import hybrid_rows
 from twofour.native import gpu
 
 _ADDED: list[Kernel] = []
@@ -32,7 +33,8 @@ def rows() -> tuple[Kernel, ...]:
     """Return every kernel of a product there is, whether or not it can run here."""
     torchs = (REFERENCE, ONEDNN, *MKL, PLAIN, ONEDNN_BF16, PLAIN_BF16, ONEDNN_INT8)
     on_gpu = (*CUSPARSELT, *CUTLASS, *FEW_TOKENS, *CUDA_DENSE, TINY_INT4, BIT_PLANES)
-    return (*native_rows(), *block_rows(), *bits_rows(), *torchs, *native_dense_rows(), *on_gpu, *_ADDED)
+    packed = (*native_rows(), *hybrid_rows(), *block_rows(), *bits_rows())
+    return (*packed, *torchs, *native_dense_rows(), *on_gpu, *_ADDED)
 
 
 def add(kernel: Kernel) -> Kernel:

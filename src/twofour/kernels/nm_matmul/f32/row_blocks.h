@@ -167,9 +167,11 @@ void row_units_of(int64_t tokens, const Matmul& a, const float* x, int64_t first
 inline void copy_tokens(const Matmul& a, int64_t first, int64_t tokens, float* to) {
   const int64_t groups = row_tiles(a) * (kRowTile / 4);
   for (int64_t t = 0; t < tokens; t++) {
+    const int64_t whole = a.in_features / 4, split = inputs_in_x(a) / 4;
     const float* from = x_of(a) + (first + t) * a.x_stride;
-    const int64_t whole = a.in_features / 4;
-    for (int64_t g = 0; g < whole; g++) __builtin_memcpy(to + (g * tokens + t) * 4, from + g * 4, 16);
+    for (int64_t g = 0; g < split; g++) __builtin_memcpy(to + (g * tokens + t) * 4, from + g * 4, 16);
+    for (int64_t g = split; g < whole; g++)
+      __builtin_memcpy(to + (g * tokens + t) * 4, input_at(a, first + t, g * 4), 16);
     for (int64_t g = whole; g < groups; g++) __builtin_memset(to + (g * tokens + t) * 4, 0, 16);
   }
 }

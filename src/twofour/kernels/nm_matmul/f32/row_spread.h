@@ -115,12 +115,14 @@ template <class V>
 void spread_tokens(const Matmul& a, const SpreadPart& part, int64_t tokens, float* to) {
   constexpr int64_t groups_per_tile = kRowTile / 4;
   const int64_t begin = part.k0 * groups_per_tile, groups = (part.k1 - part.k0) * groups_per_tile;
-  const int64_t whole = least(groups, a.in_features / 4 - begin);
+  const int64_t whole = least(groups, a.in_features / 4 - begin), split = least(whole, inputs_in_x(a) / 4 - begin);
   for (int64_t t = 0; t < tokens; t++) {
     const float* from = x_of(a) + (part.first + t) * a.x_stride + begin * 4;
     float* at = to + t * V::width;
     const int64_t step = tokens * V::width;
-    for (int64_t g = 0; g < whole; g++) V::store_aligned(at + g * step, V::broadcast4(from + g * 4));
+    for (int64_t g = 0; g < split; g++) V::store_aligned(at + g * step, V::broadcast4(from + g * 4));
+    for (int64_t g = split < 0 ? 0 : split; g < whole; g++)
+      V::store_aligned(at + g * step, V::broadcast4(input_at(a, part.first + t, (begin + g) * 4)));
     for (int64_t g = whole; g < groups; g++) V::store_aligned(at + g * step, V::zero());
   }
 }

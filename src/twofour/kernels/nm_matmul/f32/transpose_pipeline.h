@@ -145,13 +145,15 @@ struct TransposePipeline {
   }
 
   TWOFOUR_NOINLINE void pack() {
-    fetch(in, x_of(a), a.x_stride);
+    const bool more = a.more != nullptr && in.at >= a.split;
+    if (!more) fetch(in, x_of(a), a.x_stride);  // the others were written just now
     const int64_t token = panel.first + in.vector * V::width, tokens = a.tokens - token, inputs = a.in_features - in.at;
     float* to = panel.panel + in.at * stride() + in.vector * V::width;
-    const float* from = x_of(a) + (a.columns ? in.at * a.x_stride + token : token * a.x_stride + in.at);
-    if (a.columns) copy_square<V>(from, a.x_stride, tokens, inputs, to, stride());
-    else if (tokens >= V::width && inputs >= V::width) pack_square<V, true>(from, a.x_stride, tokens, inputs, to, stride());
-    else pack_square<V, false>(from, a.x_stride, tokens, inputs, to, stride());
+    const float* from = a.columns ? x_of(a) + in.at * a.x_stride + token : input_at(a, token, in.at);
+    const int64_t step = more ? a.more_stride : a.x_stride;
+    if (a.columns) copy_square<V>(from, step, tokens, inputs, to, stride());
+    else if (tokens >= V::width && inputs >= V::width) pack_square<V, true>(from, step, tokens, inputs, to, stride());
+    else pack_square<V, false>(from, step, tokens, inputs, to, stride());
     in.next(V::width);
   }
   TWOFOUR_NOINLINE void store() {

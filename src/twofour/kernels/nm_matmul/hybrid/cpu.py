@@ -1,0 +1,60 @@
+"""Native products with packed weights of two regions, 2:4 and dense, on the CPU: rows of hybrid.inc."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from twofour import native
+from twofour.kernels.base import Prepared
+from twofour.kernels.native_product import NativeProduct
+from twofour.kernels.nm_matmul.hybrid.layout import from_layout, inner_layout, to_layout
+from twofour.packing import HEADER_BYTES, Packed
+from twofour.packing.encodings import Encoding
+from twofour.patterns import Hybrid, Pattern, parse
+
+
+@dataclass(frozen=True)
+class HybridMatmul(NativeProduct):
+    """One row of hybrid.inc: y = x @ W.T + bias with W 2:4 but for groups of inputs that are dense, of any share.
+
+    Pruned positions are skipped, as in rows of 2:4.
+    """
+
+    def takes(self, pattern: Pattern, encoding: Encoding) -> bool:
+        """See `Kernel.takes`: 2:4 and any share of dense groups."""
+        return isinstance(pattern, Hybrid) and pattern.regular == parse("2:4") and encoding.name == self.dtype
+
+    def prepare(self, weight: Packed | Tensor) -> Prepared:
+        """Return a canonical weight of two regions in this row's layout behind a 64-byte header: uint8."""
+        assert isinstance(weight, Packed), type(weight)
+        return Prepared(self, to_layout(weight, self.layout))
+
+    def restore(self, prepared: Prepared) -> Packed:
+        """Return the canonical form of a prepared weight."""
+        return from_layout(prepared.tensor)
+
+    def least_bytes(self, out_features: int, in_features: int) -> int:
+        """Return the bytes of header and layout of a weight without dense groups."""
+        return (
+            HEADER_BYTES
+            + 64
+            + native.extension().layout_bytes(inner_layout(self.layout), out_features, in_features, 0, False)
+        )
+
+    def _call(self) -> Callable[..., bool]:
+        return native.extension().hybrid_matmul
+
+
+def hybrid_rows() -> list[HybridMatmul]:
+    """Return the rows of hybrid.inc in their order there."""
+    return [
+        HybridMatmul(
+            *(row.name, row.operation, row.pattern, row.dtype, "cpu", row.isa, row.layout, row.index),
+            tokens_least=row.least,
+            tokens_most=row.most,
+        )
+        for row in native.rows("hybrid_matmul")
+    ]

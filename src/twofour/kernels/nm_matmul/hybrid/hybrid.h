@@ -1,0 +1,32 @@
+// y[tokens, out] = epilogue(x[tokens, in] @ W^T + bias), W of two regions: 2:4, and groups of inputs that are dense. A dense
+// group of four inputs is two groups of 2:4 on the same inputs, so the product is one of 2:4 over inputs of which those of the
+// dense groups stand there twice.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/matmul.h"
+#include "native/integers.h"
+#include "native/table.h"
+
+namespace twofour {
+
+struct HybridMatmulKernel : MatmulKernel {};
+
+#define TWOFOUR_ROW(symbol, ...)                   \
+  int64_t symbol##__workspace(const Matmul& args); \
+  void symbol(const Matmul& args);
+#include "hybrid.inc"
+#undef TWOFOUR_ROW
+
+constexpr int64_t kGroup = 4;
+
+// The bytes behind the header: how many groups are dense, int32, their numbers, ascending, int32 each, filled up to 64 bytes;
+// then the weight (out, in + 4 dense) in a layout of 2:4.
+struct HybridPlaces {
+  int64_t dense, weight;
+
+  explicit HybridPlaces(int64_t dense_groups) : dense(dense_groups), weight(round_up(4 * (1 + dense_groups), 64)) {}
+};
+
+}  // namespace twofour

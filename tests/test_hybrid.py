@@ -1,0 +1,270 @@
+"""2:4 and dense in one weight, from masks to files: docs/hybrid.md."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import twofour
+from tests.compiler.small import quick
+from twofour import masks
+from twofour.allocation import Budget, allocate, sensitivity, timed
+from twofour.compiler.computing import Computing
+from twofour.compiler.plan import Plan
+from twofour.errors import PackingError, PatternError, RecipeError, TwofourError
+from twofour.kernels import Kernel, find
+from twofour.kernels.nm_matmul.hybrid import from_layout, hybrid_rows, to_layout
+from twofour.kernels.problem import Problem
+from twofour.packing import pack, rewrite
+from twofour.patterns import Hybrid, parse
+
+RULES = {"0": "2:4+25%", "2": "2:4", "4": "2:4+12.5%"}
+
+
+def sparse(pattern: str, *shape: int, seed: int = 0) -> Tensor:
+    weight = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return weight * parse(pattern).project(weight, absolute=True)
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 16)).eval()
+
+
+def slow(scores: Tensor, pattern: Hybrid) -> Tensor:
+    """Group by group, in Python."""
+    keep, lost = torch.zeros(scores.shape, dtype=torch.bool), []
+    for first in range(0, scores.shape[1], pattern.m):
+        columns, left = range(first, first + pattern.m), 0.0
+        for row, values in enumerate(scores.tolist()):
+            best = sorted(columns, key=lambda column: (-values[column], column))
+            keep[row, best[: pattern.n]] = True
+            left += sum(values[column] for column in best[pattern.n :])
+        lost.append(left)
+    for group in sorted(range(len(lost)), key=lambda group: (-lost[group], group))[: pattern.dense_of(len(lost))]:
+        keep[:, group * pattern.m : (group + 1) * pattern.m] = True
+    return keep
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 9), st.integers(1, 12), st.sampled_from([(2, 4), (1, 4), (4, 8)]), st.floats(0.1, 99.9),
+    st.integers(0, 99),
+)  # fmt: skip
+def test_the_groups_that_lose_most_are_dense_in_every_row(rows, groups, ratio, percent, seed):
+    pattern = Hybrid(ratio[0], ratio[1], percent)
+    draw = torch.Generator().manual_seed(seed)
+    scores = torch.randint(0, 50, (rows, groups * pattern.m), generator=draw).double()
+    keep = pattern.project(scores)
+    assert torch.equal(keep, slow(scores, pattern)) and parse(pattern.name) == pattern
+    weight = keep * (1 + scores)
+    packed = pack(weight.float(), pattern)
+    packed.validate()
+    assert pattern.check(weight).ok and torch.equal(packed.unpack(), weight.float())
+
+
+def test_check_names_the_first_group_beyond_the_dense_ones() -> None:
+    weight = torch.zeros(3, 16)
+    weight[:, :4] = weight[1, 9:12] = 1
+    assert parse("2:4+50%").check(weight).ok
+    found = parse("2:4+25%").check(weight)
+    assert (found.groups, found.legal, found.first, found.values) == (4, 3, (1, 8), (0.0, 1.0, 1.0, 1.0))
+    kernel = torch.zeros(2, 2, 8)  # (out, positions, in): the groups of both positions are ranked together
+    kernel[0, 1, 4:] = 5
+    assert parse("2:4+25%").check(kernel).ok
+    assert parse("2:4+10%").check(kernel).first == (0, 1, 4)
+    assert parse("2:4+24%").project(torch.arange(8.0)).tolist() == 2 * [
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert parse("2:4+25%").project(torch.arange(8.0)).tolist() == [False, False, True, True, *4 * [True]]
+
+
+def test_what_follows_from_what() -> None:
+    for narrow in ("2:4", "1:4", "64:2:8", "2:4+12.5%", "1:4+25%"):
+        assert parse(narrow).within(parse("2:4+25%")), narrow
+    for other in ("2:4", "2:4+50%", "4:8", "4:8+25%"):
+        assert not parse("2:4+25%").within(parse("2:4+12.5%" if other == "2:4+50%" else other)), other
+
+
+@pytest.mark.parametrize("text", ["2:4+0%", "2:4+100%", "4:4+25%", "2:4+250%"])
+def test_impossible_ones_are_refused(text: str) -> None:
+    with pytest.raises(PatternError, match="impossible"):
+        parse(text)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
+def test_encodings(dtype: str) -> None:
+    weight = sparse("2:4+25%", 37, 64)
+    packed = pack(weight, "2:4+25%", dtype)
+    packed.validate()
+    near = weight.abs().amax(1, keepdim=True) / 127 if dtype == "int8" else weight.abs() * 2**-8
+    assert ((packed.unpack().float() - weight).abs() <= near).all()
+    regular = rewrite(pack(sparse("2:4", 8, 32), "2:4", dtype), parse("2:4+25%"))
+    assert torch.equal(regular.unpack(), pack(sparse("2:4", 8, 32), "2:4", dtype).unpack())
+
+
+@pytest.mark.parametrize("dtype", ["int4", "tf32", "s2"])
+def test_other_encodings_are_refused_by_name(dtype: str) -> None:
+    with pytest.raises(PackingError, match=r"2:4\+25% has no"):
+        pack(sparse("2:4+25%", 16, 64), "2:4+25%", dtype)
+
+
+def test_a_convolution_comes_back() -> None:
+    weight = sparse("2:4+30%", 10, 3, 3, 12).permute(0, 3, 1, 2).contiguous()
+    packed = pack(weight, "2:4+30%", axis=1)
+    assert torch.equal(packed.unpack(), weight) and packed.values.shape == (10, 2 * (27 - 8) + 4 * 8)
+
+
+def test_bytes_of_a_small_weight() -> None:
+    weight = torch.tensor([[0.0, 5, 0, 7, 1, 2, 3, 4], [6, 0, 0, 8, 0, 0, 0, 9]])
+    packed = pack(weight, "2:4+50%")
+    assert packed.values.tolist() == [[5, 7, 1, 2, 3, 4], [6, 8, 0, 0, 0, 9]]
+    assert packed.indices.tolist() == [0b10, 0b1101, 0b1100]  # the second group is dense; (1, 3); (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("place", "byte", "code"),
+    [
+        (0, 0b11, "indices-dense"),
+        (0, 0b00, "indices-dense"),
+        (0, 0b110, "indices-padding"),
+        (1, 0b0111, "indices-order"),
+        (2, 0b11100, "indices-padding"),
+        (None, 0, "indices-size"),
+    ],
+)
+def test_hostile_bytes_are_refused(place: int | None, byte: int, code: str) -> None:
+    packed = pack(sparse("2:4+50%", 2, 8), "2:4+50%")
+    indices = packed.indices[:-1] if place is None else packed.indices.clone()
+    if place is not None:
+        indices[place] = byte
+    bad = replace(packed, indices=indices)
+    for call in (bad.validate, bad.unpack):
+        with pytest.raises(PackingError) as caught:
+            call()
+        assert caught.value.code == code
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(1, 70), st.integers(1, 40), st.floats(0.1, 99.9), st.integers(0, 99))
+def test_layouts_restore_to_the_bit(rows, groups, percent, seed):
+    pattern = Hybrid(2, 4, percent)
+    packed = pack(sparse(pattern.name, rows, 4 * groups, seed=seed), pattern)
+    for layout in ("hybrid_panels", "hybrid_pairs", "hybrid_rows"):
+        found = from_layout(to_layout(packed, layout))
+        assert found.header == packed.header
+        assert torch.equal(found.values, packed.values) and torch.equal(found.indices, packed.indices)
+
+
+def test_layouts_that_say_what_cannot_be_are_refused() -> None:
+    row = next(row for row in hybrid_rows() if row.name == "hybrid_matmul_f32_rows__scalar")
+    held = row.prepare(pack(sparse("2:4+25%", 32, 64), "2:4+25%"))
+    x = torch.randn(3, 64)
+
+    def changed(place: int, value: int) -> Tensor:
+        tensor = held.tensor.clone()
+        tensor[64:].view(torch.int32)[place] = value
+        return tensor
+
+    for place, value in ((0, 5), (0, -1), (1, -1), (2, 1 << 30), (1, 15)):
+        bad = replace(held, tensor=changed(place, value))
+        with pytest.raises(PackingError, match="do not fit"):
+            bad.restore()
+        if (place, value) not in ((0, 5), (1, 15)):  # these stay inside of x and of the weight
+            with pytest.raises(TwofourError):
+                row.run(x, bad, None, Problem(32))
+
+
+def test_criteria_choose_regions_by_their_own_error() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(256, 64) * torch.where(torch.arange(64) < 8, 8.0, 0.1)
+    errors = {}
+    for criterion in ("magnitude", "wanda", "sparsegpt", "admm"):
+        for text in ("2:4", "2:4+12.5%"):
+            torch.manual_seed(1)
+            layer = nn.Linear(64, 48)
+            model = nn.Sequential(layer)
+            twofour.prune(model, text, criterion=criterion, data=[x], reconstruct=False, progress=False)
+            (outcome,) = twofour.pruning.outcomes(model)
+            errors[criterion, text] = outcome.error
+            assert parse(text).check(layer.weight.detach()).ok
+        if criterion != "magnitude":  # large inputs stand in the first two of sixteen groups
+            assert (layer.weight.detach()[:, :8] != 0).all()
+            assert errors[criterion, "2:4+12.5%"] < 0.5 * errors[criterion, "2:4"]
+
+
+def test_a_model_goes_through_the_pipeline(tmp_path: Path) -> None:
+    model, x = net(), torch.randn(24, 64)
+    twofour.prune(model, RULES, criterion="magnitude")
+    assert twofour.check(model).ok
+    fast = quick(model, x, memory="small")
+    assert isinstance(fast.plan, Plan)
+    found = {layer.name: find(layer.kernel, Kernel).operation for layer in fast.plan.layers}
+    assert found == {"0": "hybrid_matmul", "2": "nm_matmul", "4": "hybrid_matmul"}
+    path = tmp_path / "model.safetensors"
+    twofour.save(fast, path)
+    assert (
+        twofour.check(path).ok
+        and twofour.check(path, expect={f"{layer}.weight": text for layer, text in RULES.items()}).ok
+    )
+    again = twofour.load(path, net(), memory="small")
+    masked = twofour.load(path, net(), masked=True)
+    with torch.inference_mode():
+        want = model(x)
+        torch.testing.assert_close(fast(x), want)
+        torch.testing.assert_close(again(x), want)
+    assert {name: mask.pattern.name for name, mask in masks.of(masked).items()} == {
+        f"{layer}.weight": text for layer, text in RULES.items()
+    }
+    assert torch.equal(masked.state_dict()["0.weight"], model.state_dict()["0.weight"])
+    assert not twofour.check(path, expect={"0.weight": "2:4+12.5%"}).ok
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
+def test_types_without_kernels_say_so(dtype: str) -> None:
+    weight, reason = Computing(dtype).encode(sparse("2:4+25%", 16, 64), parse("2:4+25%"))
+    assert isinstance(weight, Tensor) and "2:4+25%" in reason and dtype in reason
+
+
+def test_several_products_of_one_weight_are_refused_by_name() -> None:
+    model = nn.Sequential(nn.Conv2d(16, 16, 3, groups=2))
+    with pytest.raises(RecipeError, match=r"2:4\+25% cannot be laid over a weight of 2 products"):
+        twofour.prune(model, "2:4+25%", criterion="admm", data=[torch.randn(2, 16, 6, 6)], eligibility="any")
+    assert twofour.check(twofour.prune(model, "2:4+25%", criterion="magnitude", eligibility="any")).ok
+
+
+def test_a_budget_of_time_turns_the_dial_layer_by_layer() -> None:
+    model, x = net(), torch.randn(32, 64)
+    found = sensitivity(model, [x], ("dense", "2:4", "2:4+25%"), progress=False)
+    found = timed(found, model, x)
+    for layer in found.layers:
+        dense, regular, hybrid = layer.candidates
+        assert dense.error < hybrid.error < regular.error and regular.kept < hybrid.kept < dense.kept
+        assert hybrid.ms is not None and dense.ms is not None and hybrid.ms <= dense.ms
+    # What a machine measures is its own; here each dense group costs as much as the last.
+    costs = {"dense": 2.0, "2:4": 1.0, "2:4+25%": 1.25}
+    priced = replace(found, layers=tuple(
+        replace(layer, candidates=tuple(replace(entry, ms=costs[entry.pattern]) for entry in layer.candidates))
+        for layer in found.layers
+    ))  # fmt: skip
+    chosen = allocate(priced, Budget(latency=3.8))
+    assert sorted(pattern for _, pattern in chosen.chosen) == ["2:4+25%"] * 3
+    twofour.prune(model, chosen.recipe)
+    assert {mask.pattern for mask in masks.of(model).values()} == {Hybrid(2, 4, 25)}
+
+
+def test_a_row_of_hybrids_takes_no_other_weight() -> None:
+    row = hybrid_rows()[0]
+    packed = pack(sparse("2:4", 16, 32), "2:4")
+    assert "takes hybrid weights" in (row.refuses(packed) or "")
+    assert "float32" in (row.refuses(pack(sparse("2:4+25%", 16, 32), "2:4+25%", "int8")) or "")
+    assert not row.takes(parse("1:4+25%"), packed.header.encoding)
