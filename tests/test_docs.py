@@ -146,7 +146,10 @@ def test_the_readme_code_runs(times_cache: Path, monkeypatch: pytest.MonkeyPatch
     "page",
     [
         *("docs/blocks.md", "docs/shrink.md"),
-        *(pytest.param(f"docs/deploy_{what}.md", marks=pytest.mark.long) for what in ("encoder", "llm", "cnn")),
+        *(
+            pytest.param(f"docs/{name}.md", marks=pytest.mark.long)
+            for name in ("deploy_encoder", "deploy_llm", "deploy_cnn", "hybrid")
+        ),
     ],
 )
 def test_the_programs_of_pages_run(
