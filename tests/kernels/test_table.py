@@ -29,6 +29,7 @@ from twofour.kernels.fused_block import Expression, program
 from twofour.kernels.nm_compress import nm_compress_reference
 from twofour.kernels.nm_gradient import MODES, nm_gradient_reference
 from twofour.kernels.nm_matmul import DYNAMIC, Quantization, from_layout, nm_matmul_int8_reference
+from twofour.kernels.nm_sddmm import nm_sddmm_reference
 from twofour.kernels.nm_unbiased import nm_unbiased_reference
 from twofour.kernels.norm import reference as norm_reference
 from twofour.kernels.problem import Problem
@@ -36,7 +37,7 @@ from twofour.kernels.recurrent import CELLS, recurrent_reference
 from twofour.kernels.squeeze_excite import reference as squeeze_excite_reference
 from twofour.kernels.table import convolutions, find, listing, rows
 from twofour.native import NativeRow
-from twofour.packing import HEADER_BYTES, Packed, layout_header, pack
+from twofour.packing import HEADER_BYTES, Packed, kept, layout_header, pack
 from twofour.packing.encodings import INT4, dequantize
 from twofour.patterns import parse
 from twofour.patterns.nonzero import ties_reference
@@ -225,6 +226,18 @@ def nm_gradient(row: NativeRow, count: int) -> None:
                 rtol = 2**-7 if given.dtype is torch.bfloat16 else 1e-5
                 rtol = rtol if MODES[mode] == "rescaled" else 0
                 torch.testing.assert_close(found, want, rtol=rtol, atol=0)
+
+
+def nm_sddmm(row: NativeRow, count: int) -> None:
+    for tokens, out, columns in ((1, 1, 4), (7, 5, 12), (33, 16, 64), (130, 33, 68), (600, 280, 20)):
+        places = kept.places_of(parse("2:4").project(random(out, columns, seed=2), absolute=True))
+        for dtype in (torch.float32, torch.bfloat16):
+            left, right = random(tokens, out).to(dtype), random(tokens, columns, seed=1).to(dtype)
+            values = Guarded((out, columns // 2), torch.float32)
+            EXT.nm_sddmm(row.index, amid_nan(left), amid_nan(right), places.indices, values.view, count)
+            want = nm_sddmm_reference(left.double(), right.double(), places)
+            bound = nm_sddmm_reference(left.abs(), right.abs(), places) * (tokens * EPSILON)
+            assert ((values.checked() - want).abs() <= bound).all()
 
 
 def norm(row: NativeRow, count: int) -> None:
@@ -542,7 +555,8 @@ def convolution(row: ConvKernel) -> None:
 
 DRIVERS: dict[str, Callable] = {
     **{drive.__name__: drive for drive in (nm_mask, nm_tiles, nm_nonzero, nm_ties, nm_stripes, nm_compress)},
-    **{drive.__name__: drive for drive in (nm_unbiased, nm_gradient, norm, fused_block, squeeze_excite, attention)},
+    **{drive.__name__: drive for drive in (nm_unbiased, nm_gradient, nm_sddmm)},
+    **{drive.__name__: drive for drive in (norm, fused_block, squeeze_excite, attention)},
     "recurrent": recurrent,
     **{
         "nm_matmul": product,

@@ -357,6 +357,9 @@ def training(scale: int) -> Iterator[Call]:
     for row in native.rows("nm_unbiased"):
         panels = header("float32", "panels", 64, rows, EXT.layout_bytes("panels", 64, rows, 0, False))
         yield row.isa, EXT.nm_unbiased, [row.index, gradient.view(rows, 64), 0, panels, 1]
+    for row in native.rows("nm_sddmm"):
+        left, right, codes = torch.randn(9, rows), torch.randn(9, 64), torch.zeros(rows, 8, dtype=torch.uint8)
+        yield row.isa, EXT.nm_sddmm, [row.index, left, right, codes, torch.empty(rows, 32), 1]
     for row in native.rows("nm_compress"):
         kept, codes = torch.empty(rows, 32), torch.empty(rows, 8, dtype=torch.uint8)
         yield row.isa, EXT.nm_compress, [row.index, sparse(rows, 64), kept, codes, 1]

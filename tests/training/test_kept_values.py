@@ -75,7 +75,7 @@ def test_losses_and_weights_are_those_of_the_dense_weight_under_its_mask(name: s
     dense, packed = pair()
     found = [losses(model, OPTIMIZERS[name](model.parameters()), 0, 8, clip=0.5) for model in (dense, packed)]
     assert found[0][0] == found[1][0] and found[1] == pytest.approx(found[0], rel=1e-5)
-    assert_same(dense, packed, 1e-5)
+    assert_same(dense, packed, 1e-4)
 
 
 def test_autocast_and_the_unbiased_estimate_are_those_of_the_dense_weight() -> None:
@@ -92,6 +92,7 @@ def test_autocast_and_the_unbiased_estimate_are_those_of_the_dense_weight() -> N
 @pytest.mark.parametrize("kernel", ["sparse", "dense"])
 def test_gradients_accumulate_at_the_kept_places(kernel: str) -> None:
     dense, packed = pair()
+    assert "weight   nm_sddmm_2x4_f32__" in str(packed.handle[0].plan)
     for model in (dense, packed):
         for layer in (model[0], model[2]) if kernel == "dense" else ():
             products = layer.__dict__["_twofour_attached"]
@@ -108,7 +109,10 @@ def test_gradients_accumulate_at_the_kept_places(kernel: str) -> None:
     whole = packed[0].weight
     assert whole.shape == (64, 32) and PATTERN.check(whole.detach()).ok
     keep = dense.handle[0].masks()["0.weight"]
-    assert torch.equal(parameters["0.weight"].grad.flatten(), dense[0].weight.grad[keep])
+    want = dense[0].weight.grad[keep]
+    torch.testing.assert_close(
+        parameters["0.weight"].grad.flatten(), want, rtol=1e-4, atol=1e-5 * float(want.abs().max())
+    )
     parameters["0.weight"].grad = None
     (whole.abs().sum() * 2).backward()  # a penalty of the dense weight reaches the kept values
     assert torch.equal(parameters["0.weight"].grad, 2 * parameters["0.weight"].sign())
@@ -145,8 +149,9 @@ def test_what_is_saved_is_dense_and_goes_on_either_way() -> None:
         second.load_state_dict(saved[1])
         resumed.load_state_dict(saved[2])
         found += losses(other, second, 3, 3)
-        assert found == want, (before, after)
-        assert_same(whole, other)
+        same = before == after  # else the weight gradient is summed in another order
+        assert found == (want if same else pytest.approx(want, rel=1e-5)), (before, after)
+        assert_same(whole, other, 0.0 if same else 1e-4)
     assert kept_alive.attached
 
 

@@ -82,6 +82,7 @@ void bind_nm_mask(nb::module_& m);
 void bind_nm_stripes(nb::module_& m);
 void bind_nm_compress(nb::module_& m);
 void bind_nm_unbiased(nb::module_& m);
+void bind_nm_sddmm(nb::module_& m);
 void bind_nm_gradient(nb::module_& m);
 void bind_nm_matmul(nb::module_& m);
 void bind_hybrid_matmul(nb::module_& m);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,7 @@ from twofour import measure
 from twofour.kernels import Kernel
 from twofour.packing import kept
 from twofour.patterns import Transposable
-from twofour.training.both_ways.estimate import Estimate
+from twofour.training.both_ways.estimate import Estimate, sampling_row
 from twofour.training.both_ways.masked_weight import MaskedWeight
 from twofour.training.sparse_linear import EXACT, Call, Choice, Source, Workspace
 from twofour.training.sparse_linear.chooser import measured
@@ -48,7 +50,7 @@ def choices(
     shapes = (out, columns), (tokens, columns), (tokens, out)
     if kernels == "sparse":
         empty = (torch.empty(size, dtype=dtype, device=device) for size in shapes)
-        return {call.product: _first(call, sources[call.product]) for call in _calls(*empty)}
+        return _unmeasured(_calls(*empty), sources, state)
     generator = torch.Generator().manual_seed(0)
     w, x, dz = (torch.randn(size, generator=generator, dtype=torch.float32, device="cpu") for size in shapes)
     w *= columns**-0.5
@@ -64,8 +66,8 @@ def choices(
         building = {}
         if every is not None and source is weight:
             building = {kernel.name: _building(kernel, keep) / every for kernel in weight.kernels(call)[0]}
-        if state == "packed" and source is weight:
-            call = call._replace(b=_held(call, weight))
+        if state == "packed":
+            call = _held(call, weight) if source is weight else call._replace(dense=estimate.exact(call))
         found[call.product] = measured(call, source, seconds, building)
     return found
 
@@ -76,10 +78,19 @@ def _calls(weight: Tensor, x: Tensor, gradient: Tensor) -> tuple[Call, ...]:
     return Call("forward", x, weight), Call("data", gradient, weight.t()), last
 
 
-def _held(call: Call, weight: MaskedWeight) -> Tensor:
-    """Return the weight of a call, or its transpose, as a parameter holds it."""
-    values = weight.of_gradient(call.b.t() if call.product == "data" else call.b)
-    return values.t() if call.product == "data" else values
+def _held(call: Call, weight: MaskedWeight) -> Call:
+    """Return a call whose weight is as a parameter holds it."""
+    assert weight.places is not None
+    turned = call.product == "data"
+    values = kept.gather(weight.places, call.b.t() if turned else call.b)
+    return call._replace(b=values.t() if turned else values)
+
+
+def _unmeasured(calls: Sequence[Call], sources: Mapping[str, Source], state: str) -> dict[str, Choice]:
+    first = {call.product: _first(call, sources[call.product]) for call in calls}
+    if state == "packed" and not first["weight"].sparse:
+        first["weight"] = Choice(sampling_row(), False, "exact, not measured")
+    return first
 
 
 def _first(call: Call, source: Source) -> Choice:

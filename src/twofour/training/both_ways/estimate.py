@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
 from torch import Tensor
 
+from twofour import native
 from twofour.kernels import Kernel, Prepared
+from twofour.kernels.nm_sddmm import nm_sddmm
 from twofour.kernels.nm_unbiased import nm_unbiased, nm_unbiased_reference, packed_bytes
+from twofour.packing import Packed, kept
 from twofour.training.both_ways.masked_weight import MaskedWeight
 from twofour.training.sparse_linear import Call, Source, Workspace, implementations
 
@@ -52,6 +59,32 @@ class Estimate(Source):
         buffer = self.workspace.buffer(packed_bytes(out, tokens, gradient.dtype))
         return Prepared(kernel, nm_unbiased(gradient, seed, gradient.dtype, buffer))
 
-    def parameter_gradient(self, gradient: Tensor) -> Tensor:
-        """See `Source.parameter_gradient`."""
-        return self.weight.of_gradient(gradient)
+    def multiply(self, kernel: Kernel, packed: Prepared, call: Call) -> Tensor:
+        """Return the product, with A as `packed` returned it, of what the parameter holds."""
+        dense, places = super().multiply(kernel, packed, call), self.weight.places
+        return dense if places is None else kept.gather(places, dense)
+
+    def exact(self, call: Call) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]] | None:
+        """See `Source.exact`: of kept values the product at their places, and dense ones to gather them from."""
+        if (places := self.weight.places) is None:
+            return None
+        dense = {name: partial(_gathered, places, name) for name in implementations.names(call.a)}
+        here = call.a.is_cpu and call.a.dtype in SAMPLED
+        return {**dense, sampling_row(): partial(_sampled, places)} if here else dense
+
+
+SAMPLED = (torch.float32, torch.bfloat16)
+"""Computing types of the sampled product."""
+
+
+def sampling_row() -> str:
+    """Return the name of the row that multiplies at kept places here."""
+    return native.best("nm_sddmm").name
+
+
+def _gathered(places: Packed, name: str, a: Tensor, b: Tensor) -> Tensor:
+    return kept.gather(places, implementations.multiply(name, a, b))
+
+
+def _sampled(places: Packed, a: Tensor, b: Tensor) -> Tensor:
+    return nm_sddmm(a.t(), b.t(), places)

@@ -20,14 +20,15 @@ from twofour.layers import PrunableWeight, put_over, stored_shape
 from twofour.masks import hooks
 from twofour.packing import Packed, kept
 from twofour.patterns import Transposable
-from twofour.training.both_ways.estimate import Estimate
+from twofour.training.both_ways.estimate import Estimate, sampling_row
 from twofour.training.both_ways.kept_linear import KeptLinear, put_places
 from twofour.training.both_ways.kept_states import KeptStates
 from twofour.training.both_ways.masked_weight import MaskedWeight
 from twofour.training.both_ways.memory import Memory, memory
 from twofour.training.schemes.sr_ste import pruned_values
-from twofour.training.sparse_linear import Choice, LinearProducts
+from twofour.training.sparse_linear import Choice, LayerPlan, LinearProducts
 from twofour.training.sparse_linear.handle import ProductsHandle
+from twofour.training.sparse_linear.implementations import ONEDNN, REORDERED, TORCH
 
 _log = logging.getLogger("twofour.training")
 
@@ -239,8 +240,17 @@ class BothWays(ProductsHandle):
             return
         for name, products in self._products().items():
             if name in given:
-                products.plan = replace(products.plan, choices=given[name])
+                products.plan = replace(products.plan, choices=self._known(given[name], products.plan))
                 mask_of(products).forget_layouts()
+
+    def _known(self, given: Mapping[str, Choice], plan: LayerPlan) -> dict[str, Choice]:
+        """Return choices without an exact weight gradient that is for another state or machine: then the plan's own."""
+        weight = given["weight"]
+        names = (TORCH, ONEDNN, REORDERED, *([sampling_row()] if self.state == "packed" else []))
+        if weight.sparse or weight.kernel in names:
+            return dict(given)
+        _log.warning("`%s`: %s is not here: the interrupted run's bits will not come back", plan.name, weight.kernel)
+        return {**given, "weight": plan.choices["weight"]}
 
     def _take_off(self) -> None:
         super()._take_off()

@@ -138,7 +138,3 @@ class MaskedWeight(Source):
         self.forget_values()
         self._filled = set()
         return self
-
-    def of_gradient(self, gradient: Tensor) -> Tensor:
-        """Return what the parameter takes of a dense gradient (out, in): all of it, or what stands at the places."""
-        return gradient if self.places is None else kept.gather(self.places, gradient)

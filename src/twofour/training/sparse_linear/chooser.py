@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -51,11 +51,13 @@ def measured(call: Call, source: Source, seconds: float, more: Mapping[str, floa
             if reason:
                 _log.warning("%s is left out: %s", name, reason)
                 del sparse[name]
-    taken, _ = race({**dense, **sparse}, seconds=seconds, repeats=20, gpu=gpu)
+    ways: dict[str, Callable[[], object]] = {**dense, **sparse}
+    taken, _ = race(ways, seconds=seconds, repeats=20, gpu=gpu)
     times = {name: 1e3 * took + (more or {}).get(name, 0.0) for name, took in taken.items()}
     best = min(dense, key=times.__getitem__)
     if not sparse:
-        return Choice(best, False, why or "exact", best, times[best])
+        plain = [name for name in implementations.names(call.a) if name in dense]
+        return Choice(best, False, why or "exact", min(plain, key=times.__getitem__, default=best), times[best])
     found = min(sparse, key=times.__getitem__)
     gain = times[best] / times[found]
     if gain <= 1:

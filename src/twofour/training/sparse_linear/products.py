@@ -64,9 +64,8 @@ class LinearProducts:
     def weight_gradient(self, gradient: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Return dZ^T X in `dtype`, of (..., out) and (..., in), as the parameter holds its weight."""
         a, b = (operand.reshape(-1, operand.shape[-1]).contiguous().t() for operand in (gradient, x))
-        dense = self.run(Call("weight", a, b, dtype=dtype))
-        with part("pack"):
-            return self.sources.get("weight", EXACT).parameter_gradient(dense)
+        call = Call("weight", a, b, dtype=dtype)
+        return self.run(call._replace(dense=self.sources.get("weight", EXACT).exact(call)))
 
     def run(self, call: Call) -> Tensor:
         """Return a product, by the row or the dense implementation that its choice names."""
@@ -84,9 +83,10 @@ class LinearProducts:
         with part("pack"):
             a, b = source.dense(call)
         with part(PARTS[call.product]):
-            # Nothing was measured in another type than the plan's.
-            name = choice.dense if dtype == self.plan.dtype else TORCH
-            return call.implementations()[name](a, b).to(call.dtype or a.dtype)
+            # Nothing was measured in another type than the plan's; a choice may be for when a mask is in force.
+            ways, wanted = call.implementations(), (choice.kernel, choice.dense) if dtype == self.plan.dtype else ()
+            name = next((name for name in wanted if name in ways), TORCH)
+            return ways[name](a, b).to(call.dtype or a.dtype)
 
     def _choose(self, chooser: Chooser, call: Call, source: Source, dtype: str) -> None:
         """Have a call chosen that is of another size than the product's last, and note it in the plan."""

@@ -23,7 +23,7 @@ class Call(NamedTuple):
         b: W (out, in), W^T (in, out), X^T (in, tokens).
         bias: (out,) or None.
         dtype: Of the answer; None: that of `a`.
-        dense: Name -> dense implementation, of a and b; None: those of `implementations`.
+        dense: Name -> exact implementation, of a and b, the first torch's own; None: those of `implementations`.
         obstacle: Why this call in particular has no sparse operand, or "".
     """
 
@@ -76,9 +76,9 @@ class Source:
         """Return the product, with A as `packed` returned it; leading axes are flattened."""
         return kernel.run_columns(call.b.t(), packed, call.a.shape[:-1].numel(), call.dtype)
 
-    def parameter_gradient(self, gradient: Tensor) -> Tensor:
-        """Return what a parameter takes of its dense gradient, the answer of the product "weight"."""
-        return gradient
+    def exact(self, call: Call) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]] | None:
+        """Return the exact implementations of the product "weight" by name; None: the dense ones."""
+        return None
 
     def trial(self) -> Self:
         """Return what is used once for measuring: the training must not see that it was."""

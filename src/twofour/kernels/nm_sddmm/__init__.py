@@ -1,0 +1,8 @@
+"""The product of two dense matrices at the kept places of a 2:4 weight."""
+
+from __future__ import annotations
+
+from twofour.kernels.nm_sddmm.cpu import nm_sddmm
+from twofour.kernels.nm_sddmm.reference import nm_sddmm_reference
+
+__all__ = ["nm_sddmm", "nm_sddmm_reference"]
