@@ -38,6 +38,7 @@ GEOMETRIES = (
     (Geometry(3, 33, (5, 2), (2, 1), (2, 0), (1, 1), (1, 2)), (1, 4, 9)),
     (Geometry(130, 4, (1, 1), (2, 2), (0, 0), (0, 0)), (1, 5, 5)),
     (Geometry(6, 5, (3, 3), (1, 1), (3, 4), (3, 4)), (1, 2, 1)),  # windows of zeros alone
+    (Geometry(9, 34, (1, 1), (2, 3), (2, 0), (1, 4)), (2, 6, 8)),  # pixels that no window reads
 )
 
 
@@ -143,7 +144,7 @@ def thresholds_of(out: int, bits: int, planes: bool, pool: int) -> Requantised:
 
 @each_row(bits_conv_rows())
 def test_answers_of_codes_are_those_of_thresholds_pooled_and_feed_the_next_convolution(row: BitsConv) -> None:
-    for (geometry, size), bits, pool in itertools.product(GEOMETRIES[:5], (1, 2, 3, 4), (1, 2)):
+    for (geometry, size), bits, pool in itertools.product((*GEOMETRIES[:5], GEOMETRIES[6]), (1, 2, 3, 4), (1, 2)):
         quantization, weight = Quantization(0.25, bits=2), weight_of(twos(2), geometry)
         answer = thresholds_of(geometry.out_channels, bits, bits % 2 == 1, pool)
         x, prepared = image_of(geometry, size), row.prepare(weight, geometry)
@@ -155,10 +156,11 @@ def test_answers_of_codes_are_those_of_thresholds_pooled_and_feed_the_next_convo
         assert torch.equal(images.unpack(y), want)
         if images.height < 1 or images.width < 1 or row.planes is not answer.planes:
             continue
-        second = Geometry(geometry.out_channels, 9, (3, 3), (1, 1), (1, 1), (1, 1))
-        other, steps = weight_of(bipolar(1), second), Quantization(0.5, bits=bits)
-        found = row.run(y, row.prepare(other, second), None, BitsConvProblem(second, steps, coded=images))
-        assert torch.equal(found, bits_conv_reference(want, other, None, second, steps))
+        for reach in (((3, 3), (1, 1), (1, 1), (1, 1)), ((1, 1), (3, 2), (1, 0), (1, 1))):
+            second = Geometry(geometry.out_channels, 9, *reach)
+            other, steps = weight_of(bipolar(1), second), Quantization(0.5, bits=bits)
+            found = row.run(y, row.prepare(other, second), None, BitsConvProblem(second, steps, coded=images))
+            assert torch.equal(found, bits_conv_reference(want, other, None, second, steps))
 
 
 @each_row([row for row in bits_conv_rows() if row.layout == LOOKUPS])
@@ -216,6 +218,17 @@ def test_windows_that_read_nan_are_nan_alone(row: BitsConv) -> None:
     x[1, 3, 2, 2] = float("nan")
     codes = row.run(x, prepared, None, BitsConvProblem(geometry, static, thresholds_of(7, 2, row.planes, 1)))
     assert codes[:, 0].tolist() == [0, 1]
+
+
+@each_row(bits_conv_rows())
+def test_nan_that_no_window_reads_is_lost_on_nobody_but_a_range_of_all_of_the_image(row: BitsConv) -> None:
+    geometry, size = Geometry(5, 7, (1, 2), (2, 3)), (1, 5, 8)
+    weight, x = weight_of(twos(2), geometry), image_of(geometry, size)
+    prepared, static = row.prepare(weight, geometry), Quantization(0.25, bits=2)
+    want = bits_conv_reference(x, weight, None, geometry, static)
+    x[0, 1, 1, 0] = x[0, 2, 2, 2] = float("nan")
+    assert torch.equal(row.run(x, prepared, None, BitsConvProblem(geometry, static)), want)
+    assert row.run(x, prepared, None, BitsConvProblem(geometry, Quantization(bits=2))).isnan().all()
 
 
 @each_row(bits_conv_rows())
@@ -321,7 +334,7 @@ def test_a_bias_of_any_strides_is_added_as_it_stands(row: BitsConv) -> None:
 def test_normalisation_sum_and_relu_of_a_real_answer_are_those_of_torch(
     row: BitsConv, normed: bool, added: bool
 ) -> None:
-    for (geometry, size), count in zip(GEOMETRIES, (1, 2, 1, 3, 1, 1), strict=True):
+    for (geometry, size), count in zip(GEOMETRIES, (1, 2, 1, 3, 1, 1, 2), strict=True):
         out, weight, two = geometry.out_channels, weight_of(twos(2), geometry), Quantization(0.25, bits=2)
         x, bias = image_of(geometry, size), torch.randn(out, generator=generator(1))
         x[0, 0, 0, 0] = float("nan")

@@ -3,9 +3,7 @@
 
 namespace twofour {
 
-int64_t TWOFOUR_WORKSPACE_HERE(bits_conv_bytes)(const BitsConv& a) {
-  return ConvPlan(a, ByteTiles<ByteDots>(a)).bytes(a.threads);
-}
+int64_t TWOFOUR_WORKSPACE_HERE(bits_conv_bytes)(const BitsConv& a) { return conv_workspace<ByteTiles<ByteDots>>(a); }
 void TWOFOUR_HERE(bits_conv_bytes)(const BitsConv& a) { conv_images<ByteTiles<ByteDots>>(a); }
 
 }  // namespace twofour

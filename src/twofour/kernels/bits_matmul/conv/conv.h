@@ -30,8 +30,8 @@ inline void write_pixel(const PixelCodes& form, const uint8_t* codes, char* to) 
 }
 
 // An image of codes that is read.
-inline const char* coded_image(const BitsConv& a, const ConvPlan& plan, int64_t n) {
-  return a.x + n * twofour::coded_image_bytes(plan.in, a.height.input * a.width.input);
+inline const char* coded_image(const ReadConv& read, const ConvPlan& plan, int64_t n) {
+  return read.conv.x + n * twofour::coded_image_bytes(plan.in, read.pixels());
 }
 
 inline int32_t sum_of_pixel(const PixelCodes& form, const char* codes) {
@@ -80,27 +80,35 @@ bool mark_lost(const float* x, int64_t pixels, int64_t channels, uint8_t* lost) 
 
 // Row `r` of the padded image `n`, and the sums of its pixels' codes.
 template <class V>
-void pack_row(const BitsConv& a, const ConvPlan& plan, int64_t n, int64_t r, ImageFacts* facts, uint8_t* staged) {
+void pack_row(const ReadConv& read, const ConvPlan& plan, int64_t n, int64_t r, ImageFacts* facts, uint8_t* staged) {
+  const BitsConv& a = read.conv;
   char* memory = static_cast<char*>(a.workspace);
   char* to = memory + plan.image + r * plan.wide * plan.pixel;
-  const int64_t row = r - a.height.padding, first = a.width.padding;
+  const int64_t row = r - a.height.padding, first = a.width.padding, channels = a.in_channels;
   const bool inside = 0 <= row && row < a.height.input;
   const int64_t begin = inside ? least(first, plan.wide) : plan.wide;
   const int64_t end = inside ? least(first + a.width.input, plan.wide) : plan.wide;
   std::memset(to, 0, static_cast<size_t>(begin * plan.pixel));
   auto* lost = reinterpret_cast<uint8_t*>(memory + plan.lost) + r * plan.wide;
   std::memset(lost, 0, static_cast<size_t>(plan.wide));
-  if (a.coded && inside) {
-    const char* from = coded_image(a, plan, n) + twofour::kCodesHead;
-    const char* marks = from + a.height.input * a.width.input * plan.pixel;
-    std::memcpy(to + begin * plan.pixel, from + row * a.width.input * plan.pixel, static_cast<size_t>((end - begin) * plan.pixel));
-    if (facts->lost != 0) std::memcpy(lost + begin, marks + row * a.width.input, static_cast<size_t>(end - begin));
-  } else if (inside) {
-    const auto* from = reinterpret_cast<const float*>(a.x) + (n * a.height.input + row) * a.width.input * a.in_channels;
-    if (mark_lost<V>(from, end - begin, a.in_channels, lost + begin)) __atomic_store_n(&facts->lost, 1, __ATOMIC_RELAXED);
-    input_codes<V>(a.quantization, facts->range, from, (end - begin) * a.in_channels, staged);
-    write_row(plan, a.in_channels, staged, end - begin, staged + row_bytes(a), to + begin * plan.pixel);
+  // Runs of pixels that stand together: all of the row, or one of each.
+  const int64_t run = read.columns.step == 1 ? end - begin : 1;
+  const auto* numbers = reinterpret_cast<const float*>(a.x);
+  bool any = false;
+  for (int64_t j = begin; j < end; j += run) {
+    const int64_t at = read.rows.at(row) * read.columns.input + read.columns.at(j - begin);
+    if (a.coded) {
+      const char* from = coded_image(read, plan, n) + twofour::kCodesHead;
+      std::memcpy(to + j * plan.pixel, from + at * plan.pixel, static_cast<size_t>(run * plan.pixel));
+      if (facts->lost != 0) std::memcpy(lost + j, from + read.pixels() * plan.pixel + at, static_cast<size_t>(run));
+    } else {
+      const float* from = numbers + (n * read.pixels() + at) * channels;
+      any |= mark_lost<V>(from, run, channels, lost + j);
+      input_codes<V>(a.quantization, facts->range, from, run * channels, staged + (j - begin) * channels);
+    }
   }
+  if (any) __atomic_store_n(&facts->lost, 1, __ATOMIC_RELAXED);
+  if (!a.coded && end > begin) write_row(plan, channels, staged, end - begin, staged + row_bytes(a), to + begin * plan.pixel);
   std::memset(to + end * plan.pixel, 0, static_cast<size_t>((plan.wide - end) * plan.pixel));
   if (!plan.summed) return;
   auto* sums = reinterpret_cast<int32_t*>(memory + plan.sums) + r * plan.wide;
@@ -389,8 +397,15 @@ void conv_chunk(const BitsConv& a, const ConvPlan& plan, const BitsWeight& w, co
 }
 
 template <class K>
-void conv_images(const BitsConv& a) {
+int64_t conv_workspace(const BitsConv& a) {
+  return ConvPlan(ReadConv(a).conv, K(a)).bytes(a.threads);
+}
+
+template <class K>
+void conv_images(const BitsConv& given) {
   using V = typename K::V;
+  const ReadConv read(given);
+  const BitsConv& a = read.conv;
   const K tiles(a);
   const ConvPlan plan(a, tiles);
   const BitsWeight w(*twofour::bits_layout(K::layout), a.weight, a.out_channels, plan.taps * plan.step * K::inputs);
@@ -414,12 +429,12 @@ void conv_images(const BitsConv& a) {
     team.share(plan.chunks, 1, &c0, &c1);
     for (int64_t n = 0; n < a.images; n++) {
       if (team.me == 0) {
-        const int64_t numbers = a.height.input * a.width.input * a.in_channels;
-        if (a.coded) *facts = {{a.quantization.x_scale, a.quantization.x_zero}, static_cast<uint8_t>(*coded_image(a, plan, n) != 0)};
+        const int64_t numbers = read.pixels() * a.in_channels;
+        if (a.coded) *facts = {{a.quantization.x_scale, a.quantization.x_zero}, static_cast<uint8_t>(*coded_image(read, plan, n) != 0)};
         else *facts = {input_range<V>(a.quantization, reinterpret_cast<const float*>(a.x) + n * numbers, numbers), 0};
       }
       team.barrier();
-      for (int64_t r = r0; r < r1; r++) pack_row<V>(a, plan, n, r, facts, staged);
+      for (int64_t r = r0; r < r1; r++) pack_row<V>(read, plan, n, r, facts, staged);
       team.barrier();
       for (int64_t c = c0; c < c1; c++) {
         const int64_t rows = least(plan.rows, a.height.output - c * plan.rows), first = c * plan.rows * a.width.output;

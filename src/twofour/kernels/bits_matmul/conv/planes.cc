@@ -3,9 +3,7 @@
 
 namespace twofour {
 
-int64_t TWOFOUR_WORKSPACE_HERE(bits_conv_planes)(const BitsConv& a) {
-  return ConvPlan(a, PlaneTiles<PlaneCounts>(a)).bytes(a.threads);
-}
+int64_t TWOFOUR_WORKSPACE_HERE(bits_conv_planes)(const BitsConv& a) { return conv_workspace<PlaneTiles<PlaneCounts>>(a); }
 void TWOFOUR_HERE(bits_conv_planes)(const BitsConv& a) { conv_images<PlaneTiles<PlaneCounts>>(a); }
 
 }  // namespace twofour

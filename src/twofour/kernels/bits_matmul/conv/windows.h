@@ -32,6 +32,32 @@ struct Windows {
   }
 };
 
+// The pixels first, first + step, ... of an axis of the image, which are all that a convolution reads. Windows of one tap
+// leave out what lies between them: over what is read such a convolution goes pixel by pixel.
+struct ReadAxis {
+  ConvAxis axis;  // over what is read
+  int64_t first = 0, step = 1, input;  // the last: pixels of the image
+
+  explicit ReadAxis(const ConvAxis& a) : axis(a), input(a.input) {
+    if (a.taps != 1 || a.stride == 1) return;
+    const int64_t begin = least(a.output, ceil_div(a.padding, a.stride)), behind = a.input - 1 + a.padding;
+    const int64_t end = behind < 0 ? 0 : least(a.output, behind / a.stride + 1);
+    axis = {end > begin ? end - begin : 0, a.output, 1, 1, begin, 1};
+    first = begin * a.stride - a.padding, step = a.stride;
+  }
+  int64_t at(int64_t i) const { return first + i * step; }
+};
+
+// A convolution over what it reads of an image.
+struct ReadConv {
+  ReadAxis rows, columns;
+  BitsConv conv;
+  explicit ReadConv(const BitsConv& a) : rows(a.height), columns(a.width), conv(a) {
+    conv.height = rows.axis, conv.width = columns.axis;
+  }
+  int64_t pixels() const { return rows.input * columns.input; }  // of an image
+};
+
 // Pixels of an axis that some window reads, the zeros before and behind among them.
 inline int64_t padded_axis(const ConvAxis& a) { return (a.output - 1) * a.stride + (a.taps - 1) * a.dilation + 1; }
 
