@@ -50,7 +50,8 @@ TWOFOUR_NOINLINE inline void tables_of_rows(const uint8_t* codes, int64_t codes_
                                             int64_t to_apart, int64_t stride) {
   static constexpr Spread spread = spread_of_tables();
   constexpr __mmask64 has[3] = {0xaaaaaaaaaaaaaaaa, 0xcccccccccccccccc, 0xf0f0f0f0f0f0f0f0};
-  __m512i code[3], low[4], high[4];
+  __m512i code[3], high[4];
+  alignas(64) uint64_t eights[8];
   const auto held = [](const uint8_t* from) {
     __m512i v = _mm512_load_si512(from);
     asm("" : "+v"(v));  // else gcc reads it again at each use
@@ -59,7 +60,7 @@ TWOFOUR_NOINLINE inline void tables_of_rows(const uint8_t* codes, int64_t codes_
   TWOFOUR_UNROLL
   for (int b = 0; b < 3; b++) code[b] = held(spread.code[b]);
   TWOFOUR_UNROLL
-  for (int q = 0; q < 4; q++) low[q] = held(spread.low[q]), high[q] = held(spread.high[q]);
+  for (int q = 0; q < 4; q++) high[q] = held(spread.high[q]);
   for (; rows-- > 0; codes += codes_apart, to += to_apart)
     for (int64_t g = 0; g < groups; g += 4) {
       const auto* from = reinterpret_cast<const __m256i*>(codes + kTablesInputs * g);
@@ -67,10 +68,13 @@ TWOFOUR_NOINLINE inline void tables_of_rows(const uint8_t* codes, int64_t codes_
       __m512i threes = _mm512_setzero_si512();
       TWOFOUR_UNROLL
       for (int b = 0; b < 3; b++) threes = _mm512_add_epi8(threes, _mm512_maskz_permutexvar_epi8(has[b], code[b], v));
+      _mm512_store_si512(eights, threes);
+      asm("" : "+m"(eights));  // broadcasts are loads, which take no port of permutations
       TWOFOUR_UNROLL
       for (int q = 0; q < 4; q++) {
         if (g + q >= groups) break;
-        const __m512i sum = _mm512_add_epi8(_mm512_permutexvar_epi8(low[q], threes), _mm512_permutexvar_epi8(high[q], threes));
+        const __m512i low = _mm512_set1_epi64(static_cast<int64_t>(eights[2 * q]));
+        const __m512i sum = _mm512_add_epi8(low, _mm512_permutexvar_epi8(high[q], threes));
         _mm512_store_si512(to + (g + q) * stride, sum);
       }
     }
