@@ -1,11 +1,16 @@
 """Layers of low bits under check: how wide they are, and whether their zeros are zeros of the whole numbers."""
 
+import json
 from pathlib import Path
 
+import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import twofour
+from twofour.errors import FormatError
 
 
 def made(weights: str, inputs: str | None = "a8", *, sparse: bool = True) -> nn.Module:
@@ -49,6 +54,27 @@ def test_what_breaks_is_not_ok() -> None:
     model[0].weight.data[3, 1] = float("nan")
     report = twofour.check(model)
     assert found(report)["0.weight"][1] == "w2a8: 1 values are NaN or infinite" and not report.layers[0].notes
+
+
+def test_a_file_whose_widths_are_others_than_its_codes_is_refused_as_load_does(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    twofour.save(made("w2", sparse=False), path)
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(path)
+    for wrong, said in (
+        ({"weights": "s3"}, "said to be of s3 and packed as s2"),
+        ({"group": 8}, "said to have groups of 8"),
+        ({"weights": "b2"}, "said to be of b2"),
+    ):
+        held = json.loads(metadata["twofour"])
+        held["settings"]["low_bits"]["0"].update(wrong)
+        save_file(tensors, path, {**metadata, "twofour": json.dumps(held)})
+        for ask in (twofour.check, lambda path: twofour.load(path, made("w2", sparse=False))):
+            with pytest.raises(FormatError):
+                ask(path)
+        with pytest.raises(FormatError, match=said):
+            twofour.check(path)
 
 
 def test_signs_have_no_zeros_and_are_looked_at() -> None:

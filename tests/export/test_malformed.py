@@ -324,7 +324,10 @@ def renamed(_: dict, found: dict) -> None:
 
 
 LOW: list[tuple[str, Damage]] = [
-    *(("settings-low-bits", low(settings(low_bits=bad))) for bad in (3, [1], {"fc": 2}, {"fc": {"weights": "s2"}})),
+    *(
+        ("settings-low-bits", low(settings(low_bits=bad)))
+        for bad in (3, [1], [], "", {"fc": 2}, {"fc": {"weights": "s2"}})
+    ),
     *(("settings-low-bits", low_bits(weights=bad)) for bad in (None, "float", "u2", "s1", 2, [], "int8")),
     *(("settings-low-bits", low_bits(inputs=bad)) for bad in ("ternary", "float", 8, {})),
     *(("settings-low-bits", low_bits(static=bad)) for bad in (1, None)),

@@ -120,6 +120,15 @@ def test_scales_of_signs_and_ternary_are_means() -> None:
     assert asymmetric.zeros is not None and (asymmetric.zeros.abs() <= 4).all()
 
 
+@pytest.mark.parametrize("name", ["b1", "b3", "ternary", "s2"])
+def test_runs_of_zeros_and_of_what_no_sum_holds(name: str) -> None:
+    """Levels without a zero have no more than the least float there; a mean is found of what float32 cannot add up."""
+    none = pack(torch.zeros(2, 9), "dense", name).unpack()
+    assert none.abs().max() <= 7 * torch.finfo(torch.float32).tiny
+    huge = pack(torch.full((2, 9), 3e38), "dense", name).unpack()
+    assert torch.allclose(huge, torch.full((2, 9), 3e38))
+
+
 def test_convolutions_pack_along_input_channels() -> None:
     weight = whole("s3", 4 * 9, 6).view(4, 3, 3, 6).movedim(-1, 1)
     packed = pack(weight, "dense", "s3", axis=1)

@@ -402,6 +402,15 @@ def test_ranges_that_float32_does_not_hold_are_refused_by_name() -> None:
     assert not quantization.of(model)
 
 
+def test_means_that_float32_does_not_hold_are_refused_by_name() -> None:
+    for weights in ("w1", "w1.58"):
+        model = mlp()
+        model[2].weight.data.fill_(3e38)
+        with pytest.raises(QuantizationError, match=r"layer `2`: the mean of the weight's magnitudes"):
+            twofour.quantize(model, weights, ends=None)
+        assert not quantization.of(model)
+
+
 def test_data_that_say_nothing_are_refused() -> None:
     with pytest.raises(DataError, match="no calibration data"):
         twofour.quantize(mlp(), "w2", "a2", data=[])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -17,7 +18,7 @@ from twofour.errors import FormatError, QuantizationError, cut
 from twofour.export.file import Contents
 from twofour.export.fit import misfit
 from twofour.layers import CARRIED
-from twofour.packing import Packed
+from twofour.packing import Header, Packed
 from twofour.patterns import Pattern
 from twofour.quantization import LowBits, Widths
 from twofour.quantization.carried import STEPS, WEIGHT_SCALE, WEIGHT_STEP, WEIGHT_ZERO, over, require_steps
@@ -165,7 +166,7 @@ def parse_low_bits(path: Any, said: object) -> dict[str, LowBits]:
     Raises:
         FormatError: What they say means nothing.
     """
-    if not said:
+    if said is None:
         return {}
     if not isinstance(said, dict) or not all(isinstance(name, str) for name in said):
         raise _malformed(path, f"low_bits {cut(repr(said), 80)}")
@@ -200,8 +201,7 @@ def _require_layers(path: Any, model: nn.Module, found: Mapping[str, LowBits]) -
         if held.group and (not isinstance(module, nn.Linear) or module.in_features % held.group):
             got = f"`{name}`: groups of {held.group} do not divide a Linear's inputs there"
             raise misfit("model-low-bits", path, got)
-        if (count := held.group or module.weight[0].numel()) > held.widths.longest(shifted=held.shifted):
-            raise misfit("model-low-bits", path, f"`{name}`: sums of {count} products may exceed 32 bits")
+        _require_length(path, name, held, module.weight[0].numel())
     if other := sorted(own.keys() - found.keys()):
         raise misfit("model-low-bits", path, f"`{other[0]}` computes in low bits in the model and not in the file")
 
@@ -224,20 +224,40 @@ def _held(path: Any, name: str, fields: object) -> LowBits:
     return LowBits(Widths(weights, inputs), fields["static"], group, zeros, "scales" in fields, name=name)
 
 
+def require_header(path: Any, name: str, held: LowBits, header: Header, *, scaled: bool = True) -> None:
+    """Refuse a packed weight of a layer of low bits that its widths do not fit, or whose sums are too long.
+
+    Raises:
+        FormatError: The encoding or the pattern is another one, or sums could exceed 32 bits.
+    """
+    encoding, want, what = header.encoding, held.widths.weights, "a weight of low bits of the file"
+    if (getattr(encoding, "levels", ""), encoding.bits) != (want.levels, want.bits) or not scaled:
+        got = (
+            f"`{name}` is said to be of {want.name} and packed as {encoding.name} with {'' if scaled else 'no '}scales"
+        )
+        raise misfit("low-bits-codes", path, got, what)
+    if header.sparse and not want.has_zero:
+        got = f"`{name}` is packed as {header.pattern}, and {want.name} has no zero"
+        raise misfit("low-bits-codes", path, got, what)
+    if header.group != held.group:
+        got = f"`{name}` is said to have groups of {held.group} and packed in groups of {header.group}"
+        raise misfit("low-bits-codes", path, got, what)
+    _require_length(path, name, held, math.prod(header.shape[1:]))
+
+
+def _require_length(path: Any, name: str, held: LowBits, count: int) -> None:
+    if (count := held.group or count) > held.widths.longest(shifted=held.shifted):
+        raise misfit("model-low-bits", path, f"`{name}`: sums of {count} products may exceed 32 bits")
+
+
 def _scales(path: Any, name: str, held: LowBits, packed: Packed | None) -> dict[str, Tensor]:
     """Return the scales of a packed weight as the layer has them; of a plain one there are none to return."""
     if packed is None:
         return {}
-    encoding, want = packed.header.encoding, held.widths.weights
-    if (getattr(encoding, "levels", ""), encoding.bits) != (want.levels, want.bits) or packed.scales is None:
-        scaled = "scales" if packed.scales is not None else "no scales"
-        got = f"`{name}` is said to be of {want.name} and packed as {encoding.name} with {scaled}"
-        raise misfit("low-bits-codes", path, got, "a weight of low bits of the file")
-    if packed.header.sparse and not want.has_zero:
-        got = f"`{name}` is packed as {packed.header.pattern}, and {want.name} has no zero"
-        raise misfit("low-bits-codes", path, got, "a weight of low bits of the file")
+    require_header(path, name, held, packed.header, scaled=packed.scales is not None)
+    assert packed.scales is not None
     shifted = packed.zeros is not None
-    if (packed.header.group, shifted) != (held.group, held.shifted) or len(packed.scales) != packed.header.shape[0]:
+    if shifted is not held.shifted or len(packed.scales) != packed.header.shape[0]:
         got = f"`{name}` has scales {tuple(packed.scales.shape)}, zero points {shifted}"
         raise misfit("low-bits-codes", path, got, "a weight of low bits of the file")
     found = {WEIGHT_STEP if held.learned else WEIGHT_SCALE: packed.scales}

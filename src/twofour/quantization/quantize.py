@@ -237,6 +237,15 @@ def _require_fit(model: nn.Module, name: str, widths: Widths, group: int, shifte
             remedy="look for a diverged training run or a broken checkpoint",
             layer=name,
         )
+    by_mean = widths.weights.name == "b1" or widths.weights.levels == "ternary"
+    if by_mean and not bool(weight.detach().float().abs().sum().isfinite()):
+        raise QuantizationError(
+            "the mean of the weight's magnitudes cannot be found",
+            got=f"magnitudes up to {float(weight.detach().abs().max()):.1e}",
+            wanted="magnitudes whose sum float32 holds",
+            remedy='a learned step has no mean: weights="w2"',
+            layer=name,
+        )
     if count > longest:
         raise QuantizationError(
             f"the sums of a layer of {widths.name} could exceed 32 bits",

@@ -36,7 +36,7 @@ from twofour.checker.weights import (
 from twofour.checkpoints import Checkpoint, Entry, Structure, structure
 from twofour.errors import FormatError, LayerError, SourceError
 from twofour.export.file import joined_aliases, require_one_save
-from twofour.export.low_bits import LOW_BITS, parse_low_bits
+from twofour.export.low_bits import LOW_BITS, parse_low_bits, require_header
 from twofour.export.metadata import KEY, Description, read_description
 from twofour.importing.asp import BUFFER
 from twofour.layers import Reduction, matches
@@ -173,7 +173,11 @@ def contents_of(checkpoint: Checkpoint) -> Contents:
     widths = {one.name: one.width for one in whole if one.width is not None}
     for file, said in described.items():
         found = parse_low_bits(file, said.settings.get(LOW_BITS))
-        widths |= {f"{layer}.weight".lstrip("."): held.widths.name for layer, held in found.items()}
+        low = {f"{layer}.weight".lstrip("."): (layer, held) for layer, held in found.items()}
+        widths |= {name: held.widths.name for name, (_, held) in low.items()}
+        for one in whole:
+            if isinstance(one, Ours) and one.name in low:
+                require_header(file, *low[one.name], one.header)
     parts = {name for one in whole for name in one.parts}
     if described:
         packed = [one.name for one in whole if isinstance(one, Ours)]

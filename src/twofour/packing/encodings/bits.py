@@ -162,8 +162,14 @@ class Bits(Encoding):
             zeros = least - (low / scales).round()
             whole = ((runs / scales.unsqueeze(-1)).round() + zeros.unsqueeze(-1)).clamp(least, most)
             return whole.to(torch.int16).view_as(values), scales, zeros
-        by_mean = self.levels == "ternary" or (self.levels == "bipolar" and self.bits == 1)
-        scales = nonzero_scales(runs.abs().mean(-1) if by_mean else runs.abs().amax(-1) / max(most, 1))
+        if self.levels == "ternary" or (self.levels == "bipolar" and self.bits == 1):
+            scales = runs.abs().mean(-1)
+            if not bool(scales.isfinite().all()):  # a sum of float32 that is more than float32 holds
+                scales = torch.where(scales.isfinite(), scales, runs.double().abs().mean(-1).float())
+        else:
+            scales = runs.abs().amax(-1) / max(most, 1)
+        # Without a zero among the levels those of a run of zeros are the nearest to it that there are.
+        scales = nonzero_scales(scales) if self.has_zero else scales.clamp(min=torch.finfo(torch.float32).tiny)
         return self.nearest(runs / scales.unsqueeze(-1)).to(torch.int16).view_as(values), scales, None
 
     def nearest(self, values: Float32[Tensor, "*axes"]) -> Float32[Tensor, "*axes"]:
