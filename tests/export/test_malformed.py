@@ -154,6 +154,7 @@ CASES |= {
         one("2:4", "ternary5", part("values", lambda t: torch.full_like(t, 0xFF))),
     ],
     "indices-order": [part("indices", lambda t, code=code: t.fill_(code)) for code in (0xFF, 0x00, 0x11)],
+    "indices-dense": [one("2:4+50%", None, part("indices", lambda t: t ^ (torch.arange(len(t)) == 0).to(torch.uint8)))],
     "indices-bound": [
         one("2:6", None, part("indices", lambda t: t.fill_(0b110110)), 96),
         one("block:4x4@0.5", None, part("indices", lambda t: torch.cat([t[:3], t[3:] + 99]))),
