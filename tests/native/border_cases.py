@@ -358,7 +358,8 @@ def training(scale: int) -> Iterator[Call]:
         panels = header("float32", "panels", 64, rows, EXT.layout_bytes("panels", 64, rows, 0, False))
         yield row.isa, EXT.nm_unbiased, [row.index, gradient.view(rows, 64), 0, panels, 1]
     for row in native.rows("nm_sddmm"):
-        left, right, codes = torch.randn(9, rows), torch.randn(9, 64), torch.zeros(rows, 8, dtype=torch.uint8)
+        left, right = (torch.randn(9, size, dtype=getattr(torch, row.dtype)) for size in (rows, 64))
+        codes = torch.zeros(rows, 8, dtype=torch.uint8)
         yield row.isa, EXT.nm_sddmm, [row.index, left, right, codes, torch.empty(rows, 32), 1]
     for row in native.rows("nm_compress"):
         kept, codes = torch.empty(rows, 32), torch.empty(rows, 8, dtype=torch.uint8)

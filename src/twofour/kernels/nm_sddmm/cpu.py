@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from twofour import native
+from twofour.native import NativeRow
 from twofour.packing import Packed
 from twofour.shapes import Float32, Real
 
@@ -27,6 +28,10 @@ def nm_sddmm(
     values = torch.zeros if not len(left) else torch.empty
     found = values(left.shape[1], right.shape[1] // 2, dtype=torch.float32, device="cpu")
     if len(left):
-        row = native.best("nm_sddmm").index
-        native.extension().nm_sddmm(row, left, right, places.indices, found, native.threads())
+        native.extension().nm_sddmm(row_for(left.dtype).index, left, right, places.indices, found, native.threads())
     return found
+
+
+def row_for(dtype: torch.dtype) -> NativeRow:
+    """Return the row that serves operands of a type here: bfloat16 ones have a row of their own on some processors."""
+    return native.best("nm_sddmm", dtype=None if dtype is torch.bfloat16 else "float32")

@@ -15,8 +15,8 @@ struct NmSddmm {
   int64_t tokens, out, in;
   const uint8_t* indices;  // out x ceil(in / 8)
   float* values;
-  int64_t block;  // tokens at once: 16 inputs of so many should stay in the first cache
-  int64_t step;   // floats from column to column of a transposed block, a multiple of 16
+  int64_t block;  // tokens at once, a multiple of 32: 16 inputs of so many should stay in the first cache
+  int64_t step;   // lanes of 4 bytes from column to column of a transposed block, a multiple of 16
   void* scratch;  // of `nm_sddmm_bytes`, on a 64-byte boundary
   int threads;
 };

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from twofour import measure
 from twofour.kernels import Kernel
+from twofour.kernels.nm_sddmm import row_for
 from twofour.packing import kept
 from twofour.patterns import Transposable
-from twofour.training.both_ways.estimate import Estimate, sampling_row
+from twofour.training.both_ways.estimate import Estimate
 from twofour.training.both_ways.masked_weight import MaskedWeight
 from twofour.training.sparse_linear import EXACT, Call, Choice, Source, Workspace
 from twofour.training.sparse_linear.chooser import measured
@@ -89,7 +90,7 @@ def _held(call: Call, weight: MaskedWeight) -> Call:
 def _unmeasured(calls: Sequence[Call], sources: Mapping[str, Source], state: str) -> dict[str, Choice]:
     first = {call.product: _first(call, sources[call.product]) for call in calls}
     if state == "packed" and not first["weight"].sparse:
-        first["weight"] = Choice(sampling_row(), False, "exact, not measured")
+        first["weight"] = Choice(row_for(calls[0].a.dtype).name, False, "exact, not measured")
     return first
 
 

@@ -8,9 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from twofour import native
 from twofour.kernels import Kernel, Prepared
-from twofour.kernels.nm_sddmm import nm_sddmm
+from twofour.kernels.nm_sddmm import nm_sddmm, row_for
 from twofour.kernels.nm_unbiased import nm_unbiased, nm_unbiased_reference, packed_bytes
 from twofour.packing import Packed, kept
 from twofour.training.both_ways.masked_weight import MaskedWeight
@@ -70,16 +69,11 @@ class Estimate(Source):
             return None
         dense = {name: partial(_gathered, places, name) for name in implementations.names(call.a)}
         here = call.a.is_cpu and call.a.dtype in SAMPLED
-        return {**dense, sampling_row(): partial(_sampled, places)} if here else dense
+        return {**dense, row_for(call.a.dtype).name: partial(_sampled, places)} if here else dense
 
 
 SAMPLED = (torch.float32, torch.bfloat16)
 """Computing types of the sampled product."""
-
-
-def sampling_row() -> str:
-    """Return the name of the row that multiplies at kept places here."""
-    return native.best("nm_sddmm").name
 
 
 def _gathered(places: Packed, name: str, a: Tensor, b: Tensor) -> Tensor:

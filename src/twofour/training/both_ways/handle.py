@@ -16,11 +16,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from twofour import masks
 from twofour.errors import PatternError, TrainingError, cut
 from twofour.kernels import available
+from twofour.kernels.nm_sddmm import row_for
 from twofour.layers import PrunableWeight, put_over, stored_shape
 from twofour.masks import hooks
 from twofour.packing import Packed, kept
 from twofour.patterns import Transposable
-from twofour.training.both_ways.estimate import Estimate, sampling_row
+from twofour.training.both_ways.estimate import SAMPLED, Estimate
 from twofour.training.both_ways.kept_linear import KeptLinear, put_places
 from twofour.training.both_ways.kept_states import KeptStates
 from twofour.training.both_ways.masked_weight import MaskedWeight
@@ -246,7 +247,8 @@ class BothWays(ProductsHandle):
     def _known(self, given: Mapping[str, Choice], plan: LayerPlan) -> dict[str, Choice]:
         """Return choices without an exact weight gradient that is for another state or machine: then the plan's own."""
         weight = given["weight"]
-        names = (TORCH, ONEDNN, REORDERED, *([sampling_row()] if self.state == "packed" else []))
+        sampled = [row_for(dtype).name for dtype in SAMPLED] if self.state == "packed" else []
+        names = (TORCH, ONEDNN, REORDERED, *sampled)
         if weight.sparse or weight.kernel in names:
             return dict(given)
         _log.warning("`%s`: %s is not here: the interrupted run's bits will not come back", plan.name, weight.kernel)
