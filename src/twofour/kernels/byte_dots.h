@@ -15,6 +15,20 @@
 
 namespace {
 
+#if defined(TWOFOUR_VNNI)
+constexpr bool kDotsAreInstructions = true;
+#else
+constexpr bool kDotsAreInstructions = false;
+#endif
+
+// Sets in which `sums` sums are kept apart until the end. Two dots start in a cycle, and a sum waits 4 or 5 for the one before
+// it; where additions make a sum it waits one, and registers are needed for what is added.
+constexpr int sets_of_sums(int sums) {
+  int sets = 1;
+  while (kDotsAreInstructions && 2 * sets * sums <= 8) sets *= 2;
+  return sets;
+}
+
 // `narrow`: no input times a weight reaches 2^14, so that sums of two products fit 16 bits. Else bytes are widened where no
 // instruction multiplies them: vpmaddubsw would saturate (255 * 127 * 2 > 32767).
 template <class V, bool narrow>

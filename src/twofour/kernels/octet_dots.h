@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/byte_dots.h"
 #include "kernels/layouts/octets.h"
 #include "native/compiler.h"
 
@@ -13,12 +14,19 @@ using twofour::kOctetHalfBytes;
 using twofour::kRowTile;
 using twofour::kRowUnit;
 
+// Sets of sums that are kept apart until the end: registers for two, or for four of few sums that wait for each other.
+template <class V>
+constexpr int octet_sets(int sums) {
+  return sets_of_sums(sums) >= 4 ? 4 : sums * 2 <= V::sums ? 2 : 1;
+}
+
 // One unit (Halves x 16 outputs, 32 inputs) against T tokens, of which x(token, octet) are eight inputs. Metadata is a dword
 // for an output and 32 inputs: the next index of each byte is a shift. Two sets of sums where registers allow, so that few
 // tokens are not bound by the latency of the dot product. fetch(line) asks for weights behind a line that is read.
 template <class V, int T, int Halves, int Sets, class Inputs, class Fetch>
 TWOFOUR_INLINE void add_octets(const uint8_t* unit, const Inputs& x, const Fetch& fetch,
                                typename V::ints (&acc)[Sets][Halves * (kRowUnit / V::width)][T]) {
+  static_assert(kRowTile / 8 % Sets == 0);
   constexpr int per_half = kRowUnit / V::width;
   constexpr int vectors = Halves * per_half;
   typename V::ints meta[vectors];

@@ -18,6 +18,8 @@ struct ByteDots {
   using Sum = V::ints;
 #if defined(TWOFOUR_SET_avx512)
   static constexpr int columns = 4, tokens = 6;  // 24 of 32 registers hold sums
+#elif defined(TWOFOUR_SET_avx_vnni)
+  static constexpr int columns = 2, tokens = 6;  // 12 of 16
 #elif defined(TWOFOUR_SET_avx2)
   static constexpr int columns = 2, tokens = 4;
 #else
@@ -38,8 +40,9 @@ struct ByteDots {
 template <class D, bool narrow, int T, class Inputs>
 TWOFOUR_NOINLINE void byte_tile(const char* w, const Inputs& x, int64_t blocks, int32_t* sums) {
   using V = typename D::V;
-  typename D::Sum sum[T][D::columns] = {};
-  for (int64_t b = 0; b < blocks; b++, w += kBytesPanel * 4) {
+  constexpr int sets = sets_of_sums(T * D::columns);
+  typename D::Sum sum[sets][T][D::columns] = {};
+  const auto add = [&](int set, int64_t b) TWOFOUR_INLINED {
     typename D::Sum weights[D::columns];
     TWOFOUR_UNROLL
     for (int c = 0; c < D::columns; c++) weights[c] = V::load_index(w + c * V::width * 4);
@@ -47,13 +50,24 @@ TWOFOUR_NOINLINE void byte_tile(const char* w, const Inputs& x, int64_t blocks, 
     for (int t = 0; t < T; t++) {
       const auto four = D::four(x.at(t, b));
       TWOFOUR_UNROLL
-      for (int c = 0; c < D::columns; c++) sum[t][c] = D::template dot<narrow>(sum[t][c], four, weights[c]);
+      for (int c = 0; c < D::columns; c++) sum[set][t][c] = D::template dot<narrow>(sum[set][t][c], four, weights[c]);
     }
+    w += kBytesPanel * 4;
+  };
+  int64_t b = 0;
+  for (; b + sets <= blocks; b += sets) {
+    TWOFOUR_UNROLL
+    for (int s = 0; s < sets; s++) add(s, b + s);
   }
+  for (; b < blocks; b++) add(0, b);
   TWOFOUR_UNROLL
   for (int c = 0; c < D::columns; c++) {
     TWOFOUR_UNROLL
-    for (int t = 0; t < T; t++) V::store_ints(sums + (c * T + t) * V::width, sum[t][c]);
+    for (int t = 0; t < T; t++) {
+      TWOFOUR_UNROLL
+      for (int s = 1; s < sets; s++) sum[0][t][c] = V::add(sum[0][t][c], sum[s][t][c]);
+      V::store_ints(sums + (c * T + t) * V::width, sum[0][t][c]);
+    }
   }
 }
 
@@ -65,7 +79,8 @@ constexpr int32_t kCodesAround = 128;  // what codes of a token are less by wher
 template <class D, int bits, int T>
 constexpr bool apart_fits(int places) {
   constexpr bool wide = D::V::width == 16;
-  if (places * bits > (wide ? 8 : 7)) return false;
+  if (places * bits > (kDotsAreInstructions ? 8 : 7)) return false;
+  if (kDotsAreInstructions && !wide) return places * T * D::columns <= 12;
   return places == 2 ? T * D::columns <= 8 : places * T * D::columns <= (wide ? 16 : 8);
 }
 
@@ -104,6 +119,31 @@ struct CodeSums {
   }
 };
 
+// Of blocks in turns, so that few sums do not wait for each other.
+template <class D, int bits, int T>
+struct CodeSumSets {
+  using V = typename D::V;
+  static constexpr int sets = sets_of_sums(CodeSums<D, bits, T>::apart * T * D::columns);
+  CodeSums<D, bits, T> of[sets];
+
+  // Calls add(sums, block) for blocks [begin, end).
+  template <class Add>
+  TWOFOUR_INLINE void each(int64_t begin, int64_t end, const Add& add) {
+    int64_t b = begin;
+    for (; b + sets <= end; b += sets) {
+      TWOFOUR_UNROLL
+      for (int s = 0; s < sets; s++) add(of[s], b + s);
+    }
+    for (; b < end; b++) add(of[0], b);
+  }
+  TWOFOUR_INLINE typename D::Sum at(int t, int c) const {
+    auto all = of[0].at(t, c);
+    TWOFOUR_UNROLL
+    for (int s = 1; s < sets; s++) all = V::add(all, of[s].at(t, c));
+    return all;
+  }
+};
+
 // As byte_tile, of packed codes and inputs with a sign.
 template <class D, int bits, int T, class Inputs>
 TWOFOUR_NOINLINE void packed_tile(const char* w, const Inputs& x, int64_t blocks, int32_t* sums) {
@@ -111,8 +151,8 @@ TWOFOUR_NOINLINE void packed_tile(const char* w, const Inputs& x, int64_t blocks
   constexpr int per = 8 / bits;
   constexpr int64_t most = kMostInGroup / (4 * per);
   for (int64_t first = 0; first < blocks; first += most) {
-    CodeSums<D, bits, T> part;
-    for (int64_t b = first; b < blocks && b < first + most; b++, w += kBytesPanel * 4) {
+    CodeSumSets<D, bits, T> part;
+    part.each(first, least(blocks, first + most), [&](auto& sums_of, int64_t b) TWOFOUR_INLINED {
       typename D::Sum packed[D::columns];
       TWOFOUR_UNROLL
       for (int c = 0; c < D::columns; c++) {
@@ -120,8 +160,9 @@ TWOFOUR_NOINLINE void packed_tile(const char* w, const Inputs& x, int64_t blocks
         if (c * V::width % 16 == 0) __builtin_prefetch(w + kBytesAhead + c * V::width * 4);
       }
       TWOFOUR_UNROLL
-      for (int i = 0; i < per; i++) part.add(packed, i, [&](int t) { return x.at(t, per * b + i); });
-    }
+      for (int i = 0; i < per; i++) sums_of.add(packed, i, [&](int t) { return x.at(t, per * b + i); });
+      w += kBytesPanel * 4;
+    });
     TWOFOUR_UNROLL
     for (int c = 0; c < D::columns; c++) {
       TWOFOUR_UNROLL

@@ -149,8 +149,8 @@ TWOFOUR_INLINE void add_group(const GroupTile& tile, int64_t g, int64_t output,
   const int32_t around = kCodesAround * tile.a.quantization.x_factor;
   TWOFOUR_UNROLL
   for (int64_t b = 0; b < kGroupNumbers; b += 64) __builtin_prefetch(group + kGroupsAhead + b);
-  CodeSums<D, bits, T * R> sums_of;
-  for (int64_t b = 0; b < tile.shape.blocks; b++, codes += kBytesPanel * 4, x += 4 * per) {
+  CodeSumSets<D, bits, T * R> sums_of;
+  sums_of.each(0, tile.shape.blocks, [&](auto& part, int64_t) TWOFOUR_INLINED {
     typename D::Sum packed[D::columns];
     TWOFOUR_UNROLL
     for (int c = 0; c < D::columns; c++) {
@@ -159,10 +159,12 @@ TWOFOUR_INLINE void add_group(const GroupTile& tile, int64_t g, int64_t output,
     }
     TWOFOUR_UNROLL
     for (int i = 0; i < per; i++)
-      sums_of.add(packed, i, [&](int r) {
+      part.add(packed, i, [&](int r) {
         return reinterpret_cast<const uint32_t*>(x + (r / R) * tile.token_bytes + (r % R) * tile.padded + 4 * i);
       });
-  }
+    codes += kBytesPanel * 4;
+    x += 4 * per;
+  });
   TWOFOUR_UNROLL
   for (int c = 0; c < D::columns; c++) {
     const int64_t at = output + c * V::width;

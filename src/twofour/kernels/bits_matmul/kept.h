@@ -87,6 +87,24 @@ struct KeptHalves {
     const auto index = _mm512_ternarylogic_epi32(found, _mm512_set1_epi8(7), V::load_ints(place.of), 0xea);  // (a & b) | c
     return {values, _mm512_permutexvar_epi8(index, V::load_ints(table.of))};
   }
+#elif defined(TWOFOUR_SET_avx2)
+  // 24 bits of each of 8 outputs as dwords; values stand behind the codes, so that whole vectors can be read.
+  static TWOFOUR_INLINE V::ints codes_of(const uint8_t* at) {
+    const auto four = [&](int n) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at + 12 * n)); };
+    const __m256i spread = _mm256_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1, 0, 1, 2, -1, 3, 4, 5, -1, 6, 7,
+                                            8, -1, 9, 10, 11, -1);
+    return _mm256_shuffle_epi8(_mm256_set_m128i(four(1), four(0)), spread);
+  }
+  // The code of each four of an octet twice, in a byte each, then one lookup of both tables.
+  template <int o>
+  static TWOFOUR_INLINE V::Octet octet(V::ints values, V::ints codes) {
+    const V::U both = (V::U)codes >> 6 * o, apart = (both & 7) | (both & 0x38) << 13;
+    const auto index = (V::ints)(apart | apart << 8 | 0x08000800u);
+    const auto& a = kFirstKept;
+    const auto& b = kSecondKept;
+    const __m128i table = _mm_setr_epi8(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]);
+    return V::octet(values, _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), index));
+  }
 #else
   static TWOFOUR_INLINE V::ints codes_of(const uint8_t* at) {
     alignas(64) int32_t codes[V::width];
@@ -147,7 +165,7 @@ struct KeptHalves {
 template <class K, int T>
 TWOFOUR_NOINLINE void kept_tile(const char* panel, int64_t output, TokenOctets x, int64_t units, int32_t* to) {
   using V = typename K::V;
-  constexpr int Sets = K::columns * T * 2 <= V::sums ? 2 : 1;
+  constexpr int Sets = octet_sets<V>(K::columns * T);
   for (int64_t first = 0; first < units; first += kKeptUnits) {
     typename V::ints sums[Sets][K::columns][T] = {};
     for (int64_t u = first; u < units && u < first + kKeptUnits; u++, panel += K::unit, x.next())
@@ -157,7 +175,8 @@ TWOFOUR_NOINLINE void kept_tile(const char* panel, int64_t output, TokenOctets x
       TWOFOUR_UNROLL
       for (int t = 0; t < T; t++) {
         auto sum = sums[0][c][t];
-        if (Sets == 2) sum = V::add(sum, sums[Sets - 1][c][t]);
+        TWOFOUR_UNROLL
+        for (int s = 1; s < Sets; s++) sum = V::add(sum, sums[s][c][t]);
         sum = (typename V::ints)((typename V::I)sum >> K::shift);
         int32_t* at = to + (c * T + t) * V::width;
         V::store_ints(at, first == 0 ? sum : V::add(sum, V::load_ints(at)));

@@ -84,7 +84,7 @@ struct TilePlan {
 // q = 256 * high + low, both signed: [step][plane][token][inputs].
 inline void quantize_to_tiles(const Matmul& a, const TilePlan& plan, int64_t first, int64_t tokens, int64_t t,
                               uint8_t* piece) {
-  const float scale = scale_of(a, first + t, kSignedLargest);
+  const float scale = scale_of<Lanes>(a, first + t, kSignedLargest);
   reinterpret_cast<float*>(piece)[t] = scale;
   const __m512 inverse = _mm512_set1_ps(1.0f / scale);
   auto* totals = reinterpret_cast<float*>(piece + plan.totals);
@@ -92,7 +92,7 @@ inline void quantize_to_tiles(const Matmul& a, const TilePlan& plan, int64_t fir
   for (int64_t s = 0; s < plan.steps; s++) {
     uint8_t* to = piece + plan.planes + (s * 2 * tokens + t) * plan.inputs;
     for (int64_t i = 0; i < plan.inputs; i += 16) {
-      const __m512i q = round_x(a, first + t, s * plan.inputs + i, inverse);
+      const __m512i q = round_x<WholeLanes>(a, first + t, s * plan.inputs + i, inverse);
       const __m512i up = _mm512_add_epi32(q, _mm512_set1_epi32(128));
       total = _mm512_add_epi32(total, q);
       _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm512_cvtepi32_epi8(_mm512_srai_epi32(up, 8)));
@@ -125,7 +125,7 @@ inline void store_unit(const Matmul& a, const uint8_t* piece, const float* sums,
     if (m >= a.out_features) continue;
     for (int64_t t = 0; t < tokens; t++) {
       const __m512 scale = _mm512_set1_ps(reinterpret_cast<const float*>(piece)[t]);
-      finish(a, first + t, m, _mm512_mul_ps(_mm512_load_ps(sums + t * kInt4Rows + h * kInt4Half), scale));
+      finish<Lanes>(a, first + t, m, _mm512_mul_ps(_mm512_load_ps(sums + t * kInt4Rows + h * kInt4Half), scale));
     }
   }
 }
@@ -187,15 +187,15 @@ struct TileUnit {
     const int32_t* from = whole + group % 2 * 2 * 256;
     const auto* totals = reinterpret_cast<const float*>(piece + plan.totals) + group * kTileTokens;
     for (int h = 0; h < 2; h++) {
-      const __m512 scales = load_scales(unit + at.scales + (group * kInt4Rows + h * kInt4Half) * 2);
-      const __m512 offset = W::kOffset ? zero_floats(zeros_of(group, h)) : _mm512_setzero_ps();
+      const __m512 scales = load_scales<Lanes>(unit + at.scales + (group * kInt4Rows + h * kInt4Half) * 2);
+      const __m512 offset = W::kOffset ? zero_floats<WholeLanes>(zeros_of(group, h)) : _mm512_setzero_ps();
       add_scaled<W::kOffset>(from + h * 256, from + h * 256 + tokens * 16, scales, offset, totals, tokens,
                              sums + h * kInt4Half);
     }
   }
 
   TWOFOUR_INLINE __m512i zeros_of(int64_t group, int h) const {
-    return Zeros ? load_zeros(unit + at.zeros + group * kInt4Rows + h * kInt4Half)
+    return Zeros ? load_zeros<WholeLanes>(unit + at.zeros + group * kInt4Rows + h * kInt4Half)
                  : _mm512_set1_epi8(twofour::kInt4Offset);
   }
 };

@@ -33,7 +33,8 @@ template <class D>
 struct DwordPanels {
   using V = typename D::V;
   static constexpr int vectors = 2, wide = vectors * V::width, each = kDensePanel / V::width;
-  static constexpr int most = V::width == 16 ? 14 : V::width == 8 ? 5 : 4;  // tokens of a block: registers for their sums
+  // Tokens of a block: registers for their sums, and where dots of bytes are no instruction for products.
+  static constexpr int most = V::width == 16 ? 14 : V::width < 8 ? 4 : D::per == 4 && kDotsAreInstructions ? 6 : 5;
   int64_t dwords, panels, row_bytes, blocks, chunk, kept_bytes, rows_bytes;
   WholeRows rows;
   const float* weight;

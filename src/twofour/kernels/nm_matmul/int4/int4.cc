@@ -1,11 +1,21 @@
-// The row with float activations, once for every instruction set that has no better one.
-#include "kernels/int4/float_rows.h"
+// The rows of every set but AMX: fixed point where there is VNNI, float activations elsewhere.
+#include "kernels/byte_dots.h"
 #include "kernels/nm_matmul/nm_matmul.h"
+#if defined(TWOFOUR_VNNI)
+#include "products.h"
+#else
+#include "kernels/int4/float_rows.h"
 #include "native/simd.h"
+#endif
 
 namespace twofour {
 
+#if defined(TWOFOUR_VNNI)
+int64_t TWOFOUR_WORKSPACE_HERE(nm_matmul_2x4_int4_rows)(const Matmul& a) { return row_products_workspace<Sparse>(a); }
+void TWOFOUR_HERE(nm_matmul_2x4_int4_rows)(const Matmul& a) { row_products<Sparse>(a); }
+#else
 int64_t TWOFOUR_WORKSPACE_HERE(nm_matmul_2x4_int4_rows)(const Matmul& a) { return Int4Floats<Lanes>::workspace(a); }
 void TWOFOUR_HERE(nm_matmul_2x4_int4_rows)(const Matmul& a) { Int4Floats<Lanes>::run(a); }
+#endif
 
 }  // namespace twofour

@@ -48,7 +48,7 @@ template <class V, int T, int Halves>
 TWOFOUR_INLINE void octet_unit(const Matmul& a, const uint8_t* unit, const uint8_t* x, const Range* ranges,
                                int64_t first, int64_t row) {
   constexpr int vectors = Halves * (kRowUnit / V::width);
-  constexpr int Sets = vectors * T * 2 <= V::sums ? 2 : 1;
+  constexpr int Sets = octet_sets<V>(vectors * T);
   typename V::ints acc[Sets][vectors][T];
   TWOFOUR_UNROLL
   for (int s = 0; s < Sets; s++) {
@@ -68,7 +68,8 @@ TWOFOUR_INLINE void octet_unit(const Matmul& a, const uint8_t* unit, const uint8
     TWOFOUR_UNROLL
     for (int t = 0; t < T; t++) {
       typename V::ints sum = acc[0][v][t];
-      if (Sets == 2) sum = V::add(sum, acc[Sets - 1][v][t]);
+      TWOFOUR_UNROLL
+      for (int s = 1; s < Sets; s++) sum = V::add(sum, acc[s][v][t]);
       V::store_ints(sums + (v * T + t) * V::width, sum);
     }
   }
