@@ -1,6 +1,6 @@
 """A curve from 2:4 to dense inside every layer of MiniLM, one-shot: Spearman on STS-B against milliseconds.
 
-python experiments/hybrid.py [criterion, admm] [test pairs, 1379] [rounds of timing, 15; 0: none]
+python experiments/hybrid.py [criterion, admm] [test pairs, 1379] [rounds of timing, 15; 0: none] [effort, full]
 """
 
 import sys
@@ -13,7 +13,7 @@ import twofour
 from tasks.minilm import encode, sorted_batches
 from tasks.stsb import Stsb, spearman
 
-CRITERION, PAIRS, ROUNDS = ([*sys.argv[1:], *("admm", "1379", "15")[len(sys.argv) - 1 :]])[:3]
+CRITERION, PAIRS, ROUNDS, EFFORT = ([*sys.argv[1:], *("admm", "1379", "15", "full")[len(sys.argv) - 1 :]])[:4]
 PATTERNS = ("2:4", "2:4+12.5%", "2:4+25%", "2:4+50%", "dense")
 TASK = Stsb()
 
@@ -42,7 +42,7 @@ for pattern in PATTERNS:
     away = (1 - (vectors * wanted).sum(-1)).mean()
     print(f"{CRITERION} {pattern}: Spearman {score:.2f}, mean distance from the dense vectors {away:.5f}", flush=True)
     if int(ROUNDS):
-        compiled[pattern] = twofour.compile(model, example, tokens=(example[0].numel(),), progress=False)
+        compiled[pattern] = twofour.compile(model, example, tokens=(example[0].numel(),), effort=EFFORT)
 times: dict[str, list[float]] = {pattern: [] for pattern in compiled}
 with torch.inference_mode():
     for _ in range(int(ROUNDS)):

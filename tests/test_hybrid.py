@@ -16,6 +16,7 @@ from tests.compiler.small import quick
 from twofour import masks
 from twofour.allocation import Budget, allocate, sensitivity, timed
 from twofour.compiler.computing import Computing
+from twofour.compiler.fused_matmuls import by_rows
 from twofour.compiler.plan import Plan
 from twofour.errors import PackingError, PatternError, RecipeError, TwofourError
 from twofour.kernels import Kernel, find
@@ -268,3 +269,28 @@ def test_a_row_of_hybrids_takes_no_other_weight() -> None:
     assert "takes hybrid weights" in (row.refuses(packed) or "")
     assert "float32" in (row.refuses(pack(sparse("2:4+25%", 16, 32), "2:4+25%", "int8")) or "")
     assert not row.takes(parse("1:4+25%"), packed.header.encoding)
+
+
+class Attending(nn.Module):
+    """Query, key and value of one input, which a graph makes by one product where their weights allow it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).view(*x.shape[:2], 2, 32).transpose(1, 2) for layer in (self.query, self.key, self.value))
+        return nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("pattern", ["2:4+12.5%", "block:8x4@0.9", "2:4"])
+def test_weights_are_joined_where_their_rows_can_stand_below_each_other(pattern: str) -> None:
+    """Which kernels win is the machine's affair; where packed ones do, their products stay apart or are one."""
+    torch.manual_seed(0)
+    model, x = Attending().eval(), torch.randn(2, 32, 64)
+    twofour.prune(model, pattern, criterion="magnitude")
+    fast = twofour.compile(model, x, tokens=(64,), graph=True, effort="quick")
+    with torch.inference_mode():
+        torch.testing.assert_close(fast(x), model(x))
+    weights = [pack(layer.weight, pattern) for layer in (model.query, model.key)]
+    assert by_rows(weights) == (pattern == "2:4")

@@ -26,6 +26,7 @@ from twofour.kernels.problem import Problem
 from twofour.kernels.quantization import Quantization
 from twofour.measure.chooser import race
 from twofour.packing import Header, Packed, dense_of, shape_of
+from twofour.packing.formats import ConstantCount
 
 logger = logging.getLogger("twofour.compiler")
 
@@ -177,6 +178,8 @@ class _Placer:
         # one that could not be packed.
         found = [self.weight(source) for source in product.sources]
         weights, reasons = [weight for weight, _ in found], [reason for _, reason in found]
+        if len(weights) > 1 and not by_rows(weights):
+            return None  # which inputs are dense, or which blocks are kept, is said once for all rows of a weight
         biases = [self.bias(source) for source in product.sources]
         bias, because = _joined_bias(biases, product), next(filter(None, reasons), "")
         return self.measured(product, joined(weights), because, bias, tokens, types)
@@ -319,6 +322,11 @@ def joined(weights: Sequence[Packed | Tensor]) -> Packed | Tensor:
     values, indices = part("values"), part("indices")
     assert values is not None and indices is not None
     return Packed(header, values, indices, part("scales"), part("zeros"))
+
+
+def by_rows(weights: Sequence[Packed | Tensor]) -> bool:
+    """Tell whether weights one below the other are one weight of their form: each row says of itself what it holds."""
+    return all(isinstance(weight.header.format, ConstantCount) for weight in weights if isinstance(weight, Packed))
 
 
 def _kind(weight: Packed) -> tuple[object, ...]:
