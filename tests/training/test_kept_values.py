@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import gc
 import pickle
 
 import pytest
@@ -279,6 +280,8 @@ def test_what_cannot_hold_kept_values_alone_is_refused() -> None:
     handle = attach(model)
     with pytest.raises(TrainingError, match="takes no other weight by assignment"):
         model[0].weight = nn.Parameter(torch.zeros(64, 32))
+    with pytest.raises(TrainingError, match=r"cannot be reset in place(.|\n)*finish\(\) or remove\(\)"):
+        model[0].reset_parameters()
     with pytest.raises(TrainingError, match="no layer can have its gradient pruned"):
         sdgp.attach(nn.Sequential(model[0]), "2:4")
     losses(model, torch.optim.SGD(model.parameters(), 0.1), 0, 1)
@@ -311,6 +314,152 @@ def test_an_optimizer_whose_state_is_of_rows_is_found_by_its_state() -> None:
     with pytest.raises(TrainingError, match=r"ByRow cannot step kept values alone(.|\n)*state `row` \(64,\)"):
         losses(model, ByRow(model[0].parameters()), 0, 1)
     assert handle.attached
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "dropped"])
+@pytest.mark.parametrize(("state", "schedule"), [("packed", "fixed"), ("dense", "every=100")])
+def test_fused_steps_are_seen_without_a_handle(how: str, state: str, schedule: str) -> None:
+    """Fused optimisers write without counting the version of a parameter up, by which old layouts are known."""
+    found = []
+    for after in (False, True):
+        model = network()
+        handle = attach(model, state, schedule=schedule, decay=0.0)
+        if after:
+            if how == "dropped":
+                del handle
+                gc.collect()
+            else:
+                model = copy.deepcopy(model) if how == "deepcopy" else pickle.loads(pickle.dumps(model))
+        found.append(losses(model, torch.optim.AdamW(model.parameters(), 1e-2, fused=True), 0, 4))
+    assert found[1] == found[0]
+
+
+def test_masks_that_a_copy_loads_take_momentum_along() -> None:
+    found = []
+    for copied in (False, True):
+        model = network()
+        handle = attach(model)
+        if copied:
+            model = copy.deepcopy(model)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        losses(model, optimizer, 0, 2)
+        other = prune(network(seed=5), {"0": "2:4-transposable", "2": "2:4-transposable"})
+        model.load_state_dict(other.state_dict())
+        found.append(losses(model, optimizer, 2, 3))
+        assert optimizer.state_dict()["state"][0]["momentum_buffer"].shape == (64, 32)
+        assert handle.attached
+    assert found[0] == found[1]
+
+
+def test_a_mask_that_moves_ends_the_forward_passes_before_it() -> None:
+    model = network()
+    handle = attach(model)
+    other = network(seed=5)
+    chosen = attach(other).state_dict()
+    loss = model(batch()).sum()
+    handle.load_state_dict(chosen)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+class Centred(torch.optim.SGD):
+    """Gradient centralisation (Yong et al. 2020): the mean of a row is of the pruned values too."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and parameter.ndim > 1:
+                    parameter.grad -= parameter.grad.mean(1, keepdim=True)
+        return super().step(closure)
+
+
+class Nested(torch.optim.SGD):
+    """As Shampoo keeps its factors."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["factors"] = {"left": torch.eye(len(parameter))}
+        return super().step(closure)
+
+
+class SingleDeviceMuonWithAuxAdam(torch.optim.AdamW):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (Centred, "a step that mixes values"),
+        (Nested, r"state `factors` \(64, 64\) of \(64, 64\) inside a container"),
+        (SingleDeviceMuonWithAuxAdam, "a step that is not one of each value by itself"),
+        (torch.optim.LBFGS, "a step that is not one of each value by itself"),
+    ],
+)
+@pytest.mark.parametrize("copied", [False, True])
+def test_optimizers_that_mix_values_are_refused_before_anything_moves(kind: type, said: str, copied: bool) -> None:
+    model = network()
+    handle = attach(model)
+    if copied:
+        model = copy.deepcopy(model)
+    before = copy.deepcopy(model.state_dict())
+    random = torch.get_rng_state()
+    optimizer = kind(model.parameters(), lr=0.1)
+    with pytest.raises(TrainingError, match=said):
+        losses(model, optimizer, 0, 1)
+    assert_same(model, model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random) and handle.attached
+
+
+class ByHand(torch.optim.Optimizer):
+    """Momentum by sign, as Lion: elementwise, of a class that nobody knows."""
+
+    def __init__(self, parameters, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+        self.seen = [group["params"] for group in self.param_groups]
+
+    @torch.no_grad()
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
+                    mean.lerp_(parameter.grad, 0.5)
+                    parameter.sub_(mean.sign(), alpha=group["lr"])
+
+
+def test_an_unknown_optimizer_of_single_values_is_tried_and_taken() -> None:
+    dense, packed = pair()
+    found = []
+    for model in (dense, packed):
+        optimizer = ByHand(model.parameters(), 1e-2)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 2))  # from a rate of zero
+        for step in range(4):
+            found += losses(model, optimizer, step, 1)
+            schedule.step()
+        assert len(optimizer.state) == 5 and schedule.last_epoch == 4
+    assert found[4:] == pytest.approx(found[:4], rel=1e-5)
+
+
+def test_the_dense_weight_has_second_derivatives() -> None:
+    model = network()
+    handle = attach(model)
+    values = dict(model.named_parameters())["0.weight"]
+    (gradient,) = torch.autograd.grad(model[0].weight.pow(3).sum(), values, create_graph=True)
+    gradient.sum().backward()
+    assert torch.allclose(values.grad, 6 * values) and handle.attached
+
+
+def test_what_a_dense_product_computes_is_counted() -> None:
+    model = network()
+    handle = attach(model)
+    layouts = handle.memory.layouts
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        model(batch())  # another type than the plan's
+    assert handle.memory.layouts == layouts + 2 * (64 * 32 + 48 * 64)
 
 
 def test_several_processes_are_refused() -> None:

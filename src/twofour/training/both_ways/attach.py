@@ -47,7 +47,8 @@ def attach(
     """Train with weights that are 2:4 along both axes: the forward product and the data gradient run on 2:4 kernels.
 
     Call it where the training step runs (inside `torch.autocast("cpu", torch.bfloat16)`, say), so that kernels are
-    measured in its type. Parameters, state dict and optimiser stay as they are; weights that moved are packed again.
+    measured in its type. The state dict stays dense, and parameters and optimiser stay as they are unless `state` is
+    "packed"; weights that moved are packed again.
     On a GPU the libraries' kernels of 16 bits take part (docs/gpu.md says what was run on one).
 
     Args:
@@ -68,8 +69,9 @@ def attach(
             the CPU: the kept values alone, so that gradients, optimiser, clipping and weight decay have half as much
             to do and to remember, by the same rule for each value. A parameter is then (out, in / 2) and the same
             object as before: an optimiser may be built earlier or later, and must step every value by itself (SGD,
-            Adam, AdamW, ...; those that look at rows and columns are refused). `layer.weight`, the model's state dict
-            and the optimiser's are dense as ever. Not the default: who walks over parameters sees another shape.
+            Adam, AdamW, ...; one that is not torch's is tried on a copy, and refused where it mixes values).
+            `layer.weight`, the model's state dict and the optimiser's are dense as ever. Not the default: who walks
+            over parameters sees another shape.
         skip: Globs of layers to leave dense.
         eligibility: As in `twofour.prune`.
         seed: Of the estimates.

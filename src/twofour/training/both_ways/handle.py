@@ -19,13 +19,13 @@ from twofour.kernels import available
 from twofour.kernels.nm_sddmm import row_for
 from twofour.layers import PrunableWeight, put_over, stored_shape
 from twofour.masks import hooks
-from twofour.packing import Packed, kept
+from twofour.packing import kept
 from twofour.patterns import Transposable
 from twofour.training.both_ways.estimate import SAMPLED, Estimate
 from twofour.training.both_ways.kept_linear import KeptLinear, put_places
-from twofour.training.both_ways.kept_states import KeptStates
 from twofour.training.both_ways.masked_weight import MaskedWeight
 from twofour.training.both_ways.memory import Memory, memory
+from twofour.training.both_ways.watched import STATES, install
 from twofour.training.schemes.sr_ste import pruned_values
 from twofour.training.sparse_linear import Choice, LayerPlan, LinearProducts
 from twofour.training.sparse_linear.handle import ProductsHandle
@@ -116,8 +116,8 @@ class BothWays(ProductsHandle):
         self.flips: float | None = None
         self._weights, self._every, self._first, self._decay = list(weights), every, begin, decay
         self._masked, self.state = masked, state
-        self._states = KeptStates()
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        install()
         hooks.install()  # not by `_start` inside a step: torch iterates over its hooks then
         self._hooks = [
             register_optimizer_step_pre_hook(_weakly(self._before_step)),
@@ -256,7 +256,7 @@ class BothWays(ProductsHandle):
 
     def _take_off(self) -> None:
         super()._take_off()
-        self._states.release()
+        STATES.release(weight.parameter for weight in self._weights)
         for weight, products in zip(self._weights, self._removed.values(), strict=True):
             if mask_of(products).places is not None:
                 put_places(weight.parameter, mask_of(products), None)
@@ -302,21 +302,9 @@ class BothWays(ProductsHandle):
             put_places(weight.parameter, masked, places)
             put_over(weight.module, KeptLinear, products[weight.name])
 
-    def _places(self, stepped: set[int]) -> dict[nn.Parameter, Packed]:
-        """Return the parameters among those stepped that hold kept values alone."""
-        found = {}
-        for weight, products in zip(self._weights, self._products().values(), strict=True):
-            places, parameter = mask_of(products).places, weight.parameter
-            if places is not None and id(parameter) in stepped:
-                found[parameter] = places
-        return found
-
     def _before_step(self, optimizer: Optimizer, stepped: set[int]) -> None:
-        """Have state stand as parameters do; add the masked weight decay of SR-STE to the gradients, once a step."""
-        if not self.attached:
-            return
-        self._states.before_step(optimizer, self._places(stepped))
-        if self._every is None or self._decay == 0:
+        """Add the masked weight decay of SR-STE to the gradients, once a step."""
+        if not self.attached or self._every is None or self._decay == 0:
             return
         keep = self.masks()
         for weight in self._weights:
@@ -328,7 +316,6 @@ class BothWays(ProductsHandle):
         """Have weights that moved packed again, and masks chosen where the schedule says so."""
         if not self.attached:
             return
-        self._states.after_step(optimizer, self._places(stepped))
         for weight, products in zip(self._weights, self._products().values(), strict=True):
             if id(weight.parameter) in stepped:
                 self._optimizers.add(optimizer)

@@ -20,7 +20,9 @@ from twofour.masks.loaded import reconcile
 from twofour.masks.rule import Rule
 from twofour.packing import Packed, kept
 from twofour.patterns import Transposable
+from twofour.training.both_ways.kept_states import moved
 from twofour.training.both_ways.masked_weight import MaskedWeight
+from twofour.training.both_ways.watched import watch
 from twofour.training.sparse_linear import LinearProducts
 from twofour.training.sparse_linear.module import SparseLinear, through_products
 
@@ -37,7 +39,20 @@ class _Dense(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return kept.gather(ctx.places, gradients[0]), None
+        return cast(Tensor, _Kept.apply(gradients[0], ctx.places)), None
+
+
+class _Kept(torch.autograd.Function):
+    """The kept values of a dense weight: the transpose of `_Dense`, so that either has derivatives of any order."""
+
+    @staticmethod
+    def forward(ctx: Any, dense: Tensor, places: Packed) -> Tensor:
+        ctx.places = places
+        return kept.gather(places, dense)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return cast(Tensor, _Dense.apply(gradients[0], ctx.places)), None
 
 
 class KeptLinear(SparseLinear, nn.Linear):
@@ -50,7 +65,22 @@ class KeptLinear(SparseLinear, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return X W^T + bias."""
+        hold(self)
         return through_products(self.__dict__[CARRIED], input, values_of(self), self.bias)
+
+    def reset_parameters(self) -> None:
+        """Refuse: it would write into a dense weight that nobody reads."""
+        raise TrainingError(
+            "a layer that holds its kept values alone cannot be reset in place",
+            got="reset_parameters()",
+            wanted="a dense weight by load_state_dict, whose zeros are 2:4 both ways or which the mask is laid over",
+            remedy="call finish() or remove() of the handle, reset the layer, and attach again",
+        )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Come out of a copy or a pickle, in which a parameter keeps none of its attributes."""
+        super().__setstate__(state)
+        hold(self)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """Refuse another weight: whether its values stand at the same places cannot be seen."""
@@ -96,6 +126,14 @@ def values_of(layer: nn.Module) -> nn.Parameter:
     return cast(nn.Parameter, parameters_of(layer)[WEIGHT])
 
 
+def hold(layer: nn.Module) -> None:
+    """Have the parameter that a layer has now known to optimisers, and its dense shape to who stores it."""
+    values = values_of(layer)
+    watch(values, masked_of(layer))
+    if isinstance(values, nn.Parameter) and not hasattr(values, STORED):
+        setattr(values, STORED, shape_of(layer))
+
+
 def masked_of(layer: nn.Module) -> MaskedWeight:
     """Return the weight as the products of a layer read it."""
     products: LinearProducts = layer.__dict__[CARRIED]
@@ -125,19 +163,15 @@ def put_places(parameter: nn.Parameter, masked: MaskedWeight, places: Packed | N
     # A graph that is still alive holds what accumulates the gradient, and its shape: another dtype lets go of that.
     parameter.data = torch.empty(0, dtype=torch.complex64, device=held.device)
     parameter.data = moved(held, masked.places, places)
+    torch.autograd.graph.increment_version(parameter)  # a forward pass before this has no backward pass after it
     if gradient is not None:
         parameter.grad = moved(gradient, masked.places, places)
     if places is None:
-        delattr(parameter, STORED)
+        vars(parameter).pop(STORED, None)
         keep = masked.mask()
         assert keep is not None
         masked.put(keep)
     else:
         setattr(parameter, STORED, places.header.shape)
         masked.put_places(places)
-
-
-def moved(tensor: Tensor, before: Packed | None, after: Packed | None) -> Tensor:
-    """Return values that stand at `before`, or dense where that is None, as they stand at `after`."""
-    dense = tensor if before is None else kept.scatter(replace(before, values=tensor))
-    return dense if after is None else kept.gather(after, dense)
+        watch(parameter, masked)

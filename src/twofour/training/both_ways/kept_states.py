@@ -7,22 +7,18 @@ gathered before the next step. So a checkpoint of a packed run goes on in a dens
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from twofour.errors import TrainingError
-from twofour.layers import stored_shape
-from twofour.packing import Packed
-from twofour.training.both_ways.kept_linear import moved
-
-WHOLE = ("Adafactor", "LBFGS", "Muon", "SOAP", "Shampoo")
-"""Classes of optimisers whose step mixes values of a weight by row and column, or keeps no state of its shape."""
+from twofour.packing import Packed, kept
+from twofour.training.both_ways.elementwise import not_elementwise, require_elementwise, strange_state
 
 Places = dict[nn.Parameter, Packed]
 
@@ -32,7 +28,6 @@ class KeptStates:
 
     def __init__(self) -> None:
         self._stands: WeakKeyDictionary[Optimizer, Places] = WeakKeyDictionary()
-        self._hooks: list[RemovableHandle] = []
 
     @torch.no_grad()
     def before_step(self, optimizer: Optimizer, places: Mapping[nn.Parameter, Packed]) -> None:
@@ -44,14 +39,15 @@ class KeptStates:
         if not places:
             return
         require_alone()
-        _require_elementwise(optimizer)
+        if optimizer not in self._stands or not places.keys() <= self._stands[optimizer].keys():
+            require_elementwise(optimizer, places)
         if optimizer not in self._stands:
             self._stands[optimizer] = {}
-            self._hooks.append(optimizer.register_state_dict_post_hook(self._dense))
+            optimizer.register_state_dict_post_hook(self._dense)
         stands = self._stands[optimizer]
         for parameter, at in places.items():
             before = stands.get(parameter)
-            dense = _of_shape(optimizer, parameter, stored_shape(parameter))
+            dense = _of_shape(optimizer, parameter, at.header.shape)
             held = [] if before is None or before is at else _of_shape(optimizer, parameter, parameter.shape)
             for name, value in dense:
                 optimizer.state[parameter][name] = moved(value, None, at)
@@ -66,22 +62,17 @@ class KeptStates:
             TrainingError: Some of it is of another shape than the parameter.
         """
         for parameter in places:
-            for name, value in optimizer.state.get(parameter, {}).items():
-                if isinstance(value, Tensor) and value.numel() > 1 and value.shape != parameter.shape:
-                    raise _not_elementwise(
-                        optimizer, f"state `{name}` {tuple(value.shape)} of {tuple(parameter.shape)}"
-                    )
+            if strange := strange_state(optimizer.state.get(parameter, {}), tuple(parameter.shape)):
+                raise not_elementwise(optimizer, strange)
 
     @torch.no_grad()
-    def release(self) -> None:
-        """Make all state dense: the parameters are about to be."""
-        for optimizer, stands in self._stands.items():
-            for parameter, at in stands.items():
-                for name, value in _of_shape(optimizer, parameter, parameter.shape):
-                    optimizer.state[parameter][name] = moved(value, at, None)
-        for hook in self._hooks:
-            hook.remove()
-        self._stands, self._hooks = WeakKeyDictionary(), []
+    def release(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Make all state of these parameters dense: they are about to be."""
+        for parameter in parameters:
+            for optimizer, stands in self._stands.items():
+                if (at := stands.pop(parameter, None)) is not None:
+                    for name, value in _of_shape(optimizer, parameter, parameter.shape):
+                        optimizer.state[parameter][name] = moved(value, at, None)
 
     def _dense(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return a state dict with dense state: a hook of the optimiser."""
@@ -116,15 +107,7 @@ def _of_shape(optimizer: Optimizer, parameter: nn.Parameter, shape: tuple[int, .
     return [(name, value) for name, value in state.items() if isinstance(value, Tensor) and value.shape == shape]
 
 
-def _require_elementwise(optimizer: Optimizer) -> None:
-    if any(kind.__name__ in WHOLE for kind in type(optimizer).__mro__):
-        raise _not_elementwise(optimizer, "a step that is not one of each value by itself")
-
-
-def _not_elementwise(optimizer: Optimizer, got: str) -> TrainingError:
-    return TrainingError(
-        f"{type(optimizer).__name__} cannot step kept values alone",
-        got=got,
-        wanted="an optimiser that steps every value by itself: SGD, Adam, AdamW, RMSprop, Adagrad, ...",
-        remedy='both_ways.attach(..., state="dense"), which any optimiser steps',
-    )
+def moved(tensor: Tensor, before: Packed | None, after: Packed | None) -> Tensor:
+    """Return values that stand at `before`, or dense where that is None, as they stand at `after`."""
+    dense = tensor if before is None else kept.scatter(replace(before, values=tensor))
+    return dense if after is None else kept.gather(after, dense)

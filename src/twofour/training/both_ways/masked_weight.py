@@ -9,11 +9,12 @@ from dataclasses import replace
 from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from twofour.kernels import Kernel, Prepared
 from twofour.kernels.problem import Problem
 from twofour.packing import Packed, kept
+from twofour.training.both_ways.watched import watch
 from twofour.training.sparse_linear import Call, Source
 from twofour.training.sparse_linear.implementations import fitting, weight_kernels
 
@@ -71,8 +72,9 @@ class MaskedWeight(Source):
 
     @property
     def layout_nbytes(self) -> int:
-        """Bytes of the layouts alone."""
-        return sum(packed.nbytes for packed in self._packed.values())
+        """Bytes of what was made of the values: layouts, and the dense weight where a product is dense."""
+        dense = 0 if self._dense is None else self._dense[1].nbytes
+        return dense + sum(packed.nbytes for packed in self._packed.values())
 
     def kernels(self, call: Call) -> tuple[list[Kernel], str]:
         """See `Source.kernels`."""
@@ -85,6 +87,7 @@ class MaskedWeight(Source):
 
     def packed(self, kernel: Kernel, call: Call) -> Prepared:
         """Return the layout of W or W^T with the values that the weight has now."""
+        self._watch(call)
         weight, key, version = call.b, (call.product, kernel.name), -1 if self.keep is None else self.keep._version
         if self._packed_mask != version:
             self.forget_layouts()
@@ -99,6 +102,14 @@ class MaskedWeight(Source):
             self._refill(weight.t() if call.product == "data" else weight, stale)
             self._filled, self._packed_state = self._filled | stale, state
         return self._packed[key]
+
+    def _watch(self, call: Call) -> None:
+        """Have an optimiser's step seen: fused ones do not count the version up by which a layout is known to be old.
+
+        Forward products have the parameter itself, others its transpose.
+        """
+        if isinstance(call.b, nn.Parameter):
+            watch(call.b, self)
 
     def _refill(self, weight: Tensor, stale: set[tuple[str, str]]) -> None:
         """Write a weight as the parameter holds it into layouts."""
@@ -125,6 +136,7 @@ class MaskedWeight(Source):
         keep = self.keep if self.dense_parameter else None
         if keep is None and self.places is None and call.b.dtype == call.a.dtype:
             return call.a, call.b
+        self._watch(call)
         turned = call.product == "data"
         weight = call.b.t() if turned else call.b
         state = (weight._version, weight.data_ptr(), -1 if keep is None else keep._version, call.a.dtype)
