@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
+from math import floor
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from twofour.compiler.computing import Computing
 from twofour.compiler.fused_matmuls import by_rows
 from twofour.compiler.plan import Plan
 from twofour.errors import PackingError, PatternError, RecipeError, TwofourError
+from twofour.export.card import card
 from twofour.kernels import Kernel, find
 from twofour.kernels.nm_matmul.hybrid import from_layout, hybrid_rows, to_layout
 from twofour.kernels.problem import Problem
@@ -243,6 +246,24 @@ def test_several_products_of_one_weight_are_refused_by_name() -> None:
     assert twofour.check(twofour.prune(model, "2:4+25%", criterion="magnitude", eligibility="any")).ok
 
 
+@pytest.mark.parametrize("criterion", ["auto", "sparsegpt", "wanda"])
+def test_self_attention_is_one_product(criterion: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.TransformerEncoderLayer(32, 2, 32, batch_first=True))
+    twofour.prune(model, "2:4+25%", criterion=criterion, data=[torch.randn(40, 3, 32)], progress=False)
+    found = masks.of(model)["0.self_attn.in_proj_weight"].keep
+    assert twofour.check(model, expect="2:4+25%").ok and found.view(96, 8, 4).all(-1).all(0).sum() == 2
+
+
+@given(groups=st.integers(1, 4000), parts=st.integers(1, 999_999))
+@settings(max_examples=200, deadline=None)
+def test_the_share_is_rounded_exactly(groups: int, parts: int) -> None:
+    for percent in (Fraction(parts, 10_000), Fraction(parts // 10_000 or 1), Fraction(parts // 1000 or 1, 10)):
+        exact = floor(percent * groups / 100 + Fraction(1, 2))
+        assert parse(f"2:4+{float(percent):.4f}%").dense_of(groups) == exact
+    assert parse("2:4+29%").dense_of(50) == 15
+
+
 def test_a_budget_of_time_turns_the_dial_layer_by_layer() -> None:
     model, x = net(), torch.randn(32, 64)
     found = sensitivity(model, [x], ("dense", "2:4", "2:4+25%"), progress=False)
@@ -294,3 +315,9 @@ def test_weights_are_joined_where_their_rows_can_stand_below_each_other(pattern:
         torch.testing.assert_close(fast(x), model(x))
     weights = [pack(layer.weight, pattern) for layer in (model.query, model.key)]
     assert by_rows(weights) == (pattern == "2:4")
+
+
+def test_the_card_brings_masks_back() -> None:
+    for pattern, said in (("2:4+25%", True), ("2:4", False)):
+        text = card("m", "AutoModel", {"a": pattern}, {"a": 0.5}, 0, None, None)
+        assert ("twofour.load(" in text) is said

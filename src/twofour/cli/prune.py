@@ -30,7 +30,7 @@ from twofour.structure import permutation
 REMEDIES = {'eligibility="any"': "--eligibility any lifts ASP's rule of 8 x 16 multiples"}
 
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="The dense model or weights.")]
-PatternText = Annotated[str, typer.Option(metavar="PATTERN", help="2:4 or another N:M.")]
+PatternText = Annotated[str, typer.Option(metavar="PATTERN", help="2:4, another N:M, 2:4+25%, block:16x16@0.9 ...")]
 CriterionText = Annotated[
     str,
     typer.Option(help="Which values of a group stay; see docs/criteria.md. auto: admm with --data, else magnitude."),

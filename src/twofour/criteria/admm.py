@@ -20,7 +20,7 @@ from torch import Tensor
 from twofour.calibration import Statistics
 from twofour.criteria.activation import live_first
 from twofour.criteria.base import Layerwise, Solution
-from twofour.criteria.sparsegpt import factor, prune_columns, require_whole_blocks
+from twofour.criteria.sparsegpt import factor, products, prune_columns
 from twofour.errors import RecipeError
 from twofour.patterns import Pattern
 
@@ -63,17 +63,16 @@ class ADMM(Layerwise):
     def solve(self, weight: Tensor, pattern: Pattern, statistics: Statistics | None, name: str) -> Solution:
         """Choose mask and values, group by group of a grouped convolution."""
         assert statistics is not None and statistics.hessian is not None, "asked for by `need`"
-        require_whole_blocks(weight, pattern)
         matrix = weight.detach().to(statistics.hessian.dtype)
         keeps, values, starts = [], [], []
-        for group, part in enumerate(matrix):
+        for group, part in enumerate(products(matrix, pattern, statistics)):
             start, keep, best = self._group(part, pattern, statistics, group, name)
             starts.append(start)
             keeps.append(keep)
             values.append(best)
-        solution = torch.stack(values)
-        before, after = (statistics.error(matrix, each) for each in (torch.stack(starts), solution))
-        return Solution(torch.stack(keeps), solution, _note(before, after))
+        start, solution, keep = (torch.stack(each).view(weight.shape) for each in (starts, values, keeps))
+        before, after = (statistics.error(matrix, each) for each in (start, solution))
+        return Solution(keep, solution, _note(before, after))
 
     def _group(
         self, weight: Tensor, pattern: Pattern, statistics: Statistics, group: int, name: str

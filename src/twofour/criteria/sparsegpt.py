@@ -72,18 +72,29 @@ class SparseGPTMask(SparseGPT):
         return Solution(super().solve(weight, pattern, statistics, name).keep)
 
 
-def require_whole_blocks(weight: Tensor, pattern: Pattern) -> None:
-    """Refuse what lies across the products of (products, rows, in): each product has its own Hessian.
+def products(weight: Tensor, pattern: Pattern, statistics: Statistics) -> Tensor:
+    """Return what is solved product by product, (products, rows, in): each has its own Hessian.
+
+    Groups of inputs that are dense in all rows make one product of several whose inputs are the same, as of
+    self-attention's query, key and value.
 
     Raises:
         RecipeError: The pattern is V:N:M and V does not divide the rows of one of several products, or its blocks do
-            not; or groups of inputs are to be dense in all of them.
+            not; or groups of inputs are to be dense in products of different inputs.
     """
+    assert statistics.hessian is not None, "asked for by `need`"
+    if isinstance(pattern, Hybrid) and all(torch.equal(other, statistics.hessian[0]) for other in statistics.hessian):
+        return weight.flatten(0, 1)[None]
+    _require_whole(weight, pattern)
+    return weight
+
+
+def _require_whole(weight: Tensor, pattern: Pattern) -> None:
     products, rows, columns = weight.shape
     if isinstance(pattern, Hybrid) and products > 1:
         raise RecipeError(
             f"{pattern.name} cannot be laid over a weight of {products} products by a criterion with a Hessian",
-            got=f"{products} products, each of inputs of its own",
+            got=f"{products} products, whose inputs differ",
             wanted="groups of inputs that are dense in all rows of one product",
             remedy=f"choose {pattern.regular.name} for the layer, or a criterion that ranks values, such as wanda",
         )
@@ -110,12 +121,13 @@ def solve(
 ) -> Solution:
     """Return SparseGPT's mask and values for (groups, rows, in), each group by its own Hessian."""
     assert statistics.hessian is not None, "asked for by `need`"
-    require_whole_blocks(weight, pattern)
+    parts = products(weight.detach().to(statistics.hessian.dtype), pattern, statistics)
     solved = [
         prune_columns(part, factor(statistics, group, dampening, name), pattern, block)
-        for group, part in enumerate(weight.detach().to(statistics.hessian.dtype))
+        for group, part in enumerate(parts)
     ]
-    return Solution(torch.stack([keep for _, keep in solved]), torch.stack([values for values, _ in solved]))
+    values, keep = (torch.stack(each).view(weight.shape) for each in zip(*solved, strict=True))
+    return Solution(keep, values)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,9 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from twofour.errors import ExportError, cut
+from twofour.patterns import Hybrid, parse
 from twofour.recipe import Recipe
 
 NUMBERS = ("sparse", "dense", "control")
+
+_MASKED = (
+    'model = twofour.load("FOLDER/model.safetensors", model, masked=True)    # zeros alone do not tell dense groups\n'
+)
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,7 @@ def card(
         "## Use",
         "```python\nimport transformers, twofour\n\n"
         f'model = transformers.{loader}.from_pretrained("FOLDER").eval()\n'
+        f"{_MASKED if any(isinstance(parse(kind), Hybrid) for kind in kinds) else ''}"
         "fast = twofour.compile(model, example)      # measured: sparse kernels where they are faster\n```",
     ]
     return "\n\n".join(lines) + "\n"

@@ -9,7 +9,6 @@ whole groups of inputs: the error of 2:4 gathers there as much as in few outputs
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import floor
 
 import torch
 from torch import Tensor
@@ -94,8 +93,12 @@ class Hybrid(Pattern):
         return not isinstance(other, Hybrid) and other.within(self.regular)
 
     def dense_of(self, groups: int) -> int:
-        """Return how many of so many groups of inputs may be dense: the share of them, rounded."""
-        return floor(self.percent / 100 * groups + 0.5)
+        """Return how many of so many groups of inputs may be dense: the share of them, halves rounded up.
+
+        In whole numbers, of percentages of four decimals: a float's product falls short of some halves.
+        """
+        parts = 10**_DIGITS
+        return (2 * round(self.percent * parts) * groups + 100 * parts) // (200 * parts)
 
     def dense_groups(
         self, scores: Real[Tensor, "*rows reduction"], *, absolute: bool = False
