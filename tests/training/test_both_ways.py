@@ -264,6 +264,17 @@ def test_autocast_with_float32_parameters() -> None:
         assert torch.allclose(model(batch()), plain(batch()), atol=1e-5)
 
 
+@pytest.mark.parametrize("dense", implementations.names(torch.empty(0)))
+def test_every_dense_forward_takes_a_float32_bias_under_autocast(dense: str) -> None:
+    model = network()
+    with torch.autocast("cpu", torch.bfloat16):
+        attach(model, kernels="dense", seconds=0.01)
+        products = model[0].__dict__[CARRIED]
+        products.plan = replace(products.plan, choices=dict.fromkeys(products.plan.choices, Choice(dense, False, "")))
+        got, want = gradients(model, batch()), gradients(network(), batch())
+    assert_near({"y": got["y"], "x": got["x"]}, {"y": want["y"], "x": want["x"]}, 2e-2)
+
+
 def test_weights_written_through_data_are_seen_after_a_step() -> None:
     class Raw(torch.optim.SGD):
         def step(self, closure=None):

@@ -57,7 +57,7 @@ def fitting(kernels: list[Kernel], packed: Tensor, a: Tensor) -> tuple[list[Kern
 def multiply(name: str, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return A B^T + bias by a dense implementation; a (..., columns), b (rows, columns) -> (..., rows)."""
     if name == TORCH or not a.numel():  # oneDNN takes no empty operand
-        return functional.linear(a, b, bias)
+        return functional.linear(a, b, bias if bias is None else bias.to(a.dtype))  # a parameter's own under autocast
     flat, b = a.reshape(-1, a.shape[-1]), b.contiguous()
     if name == REORDERED:
         # The order that oneDNN multiplies by fastest: the copy is worth its time at many tokens.
