@@ -4,6 +4,7 @@ import contextlib
 import copy
 import gc
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import twofour
 from twofour import masks, prune
-from twofour.errors import TrainingError
+from twofour.errors import FormatError, TrainingError
 from twofour.patterns import Transposable
 from twofour.training import both_ways, finetune, sdgp
 
@@ -460,6 +461,113 @@ def test_what_a_dense_product_computes_is_counted() -> None:
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         model(batch())  # another type than the plan's
     assert handle.memory.layouts == layouts + 2 * (64 * 32 + 48 * 64)
+
+
+def test_what_is_written_to_a_state_dict_reaches_the_kept_values() -> None:
+    averages = []
+    for model in pair():
+        average = copy.deepcopy(model)
+        shown = average.state_dict()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        for step in range(3):
+            losses(model, optimizer, step, 1)
+            with torch.no_grad():
+                for one, other in zip(average.state_dict().values(), model.state_dict().values(), strict=True):
+                    one.lerp_(other, 0.5)  # kept by nobody
+        with torch.no_grad():
+            average.state_dict()["0.weight"].mul_(2)
+        averages.append(copy.deepcopy(average))
+        assert len(shown) == 5
+    assert_same(*averages, limit=1e-6)
+    assert torch.allclose(averages[0](batch()), averages[1](batch()), atol=1e-6)
+
+
+def test_a_state_dict_of_before_is_not_written_through() -> None:
+    model = network()
+    handle = attach(model)
+    shown = model.state_dict()
+    losses(model, torch.optim.SGD(model.parameters(), 0.1), 0, 1)
+    shown["0.weight"].mul_(2)
+    with pytest.raises(TrainingError, match="written to after the weights had moved"):
+        model(batch())
+    model(batch())
+    assert handle.attached
+
+
+def test_weights_are_assigned_by_loading_alone() -> None:
+    model = network()
+    handle = attach(model)
+    values = dict(model.named_parameters())["0.weight"]
+    other = {name: 2 * value for name, value in model.state_dict().items()}
+    model.load_state_dict(other, assign=True)
+    assert dict(model.named_parameters())["0.weight"] is values
+    assert all(torch.equal(value, other[name]) for name, value in model.state_dict().items())
+    want = model(batch())
+    for change in (
+        lambda: setattr(model[0], "weight", nn.Parameter(torch.zeros(64, 16))),
+        lambda: nn.utils.parametrizations.weight_norm(model[0]),
+        lambda: nn.utils.parametrizations.spectral_norm(model[0]),
+        lambda: nn.utils.spectral_norm(model[0]),
+        lambda: nn.utils.weight_norm(model[0]),
+    ):
+        said = pytest.raises(TrainingError, match="takes no other weight by assignment, parametrisation or weight norm")
+        with said, warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            change()
+        assert torch.equal(model(batch()), want) and list(model[0].state_dict()) == ["weight", "bias"]
+    model[2]._parameters["weight"] = nn.Parameter(torch.zeros(48, 32)[:, :8])
+    with pytest.raises(TrainingError, match=r"layer `2.weight`: a layer no longer holds its kept values"):
+        handle.finish()
+    assert handle.attached and values.shape == (64, 16)
+
+
+@pytest.mark.parametrize(("state", "schedule"), [("packed", "fixed"), ("dense", "fixed"), ("dense", "every=2")])
+def test_copies_are_finished(state: str, schedule: str, tmp_path) -> None:
+    model = network()
+    handle = attach(model, state, schedule=schedule)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    losses(model, optimizer, 0, 3)
+    best = copy.deepcopy(model)
+    if state == "packed":
+        with pytest.raises(TrainingError, match=r"both_ways.finish\(copy\)"):
+            twofour.check(best)
+        with pytest.raises(FormatError, match=r"both_ways.finish\(model\)"):
+            twofour.save(best, tmp_path / "best.safetensors")
+    with pytest.raises(TrainingError, match=r"finish\(\) of the handle"):
+        both_ways.finish(model)
+    other = torch.optim.AdamW(best.parameters(), 1e-2)
+    losses(best, other, 3, 1)
+    losses(model, optimizer, 3, 0)
+    assert both_ways.finish(best) is best and type(best[0]) is nn.Linear
+    assert twofour.check(best).ok and set(masks.of(best)) == {"0.weight", "2.weight"}
+    assert other.state[best[0].weight]["exp_avg"].shape == (64, 32)
+    losses(best, other, 4, 1)
+    twofour.save(best, tmp_path / "best.safetensors")
+    with pytest.raises(TrainingError, match="no copy of one"):
+        both_ways.finish(best)
+    assert handle.finish() is model and twofour.check(model).ok
+
+
+def test_a_copied_handle_handles_the_copy() -> None:
+    model = network()
+    model.handle = attach(model)
+    twin = copy.deepcopy(model)
+    assert twin.handle.model is twin
+    losses(twin, torch.optim.SGD(twin.parameters(), 0.1), 0, 2)
+    assert (twin.handle.steps, model.handle.steps) == (2, 0)
+    assert twin.handle.finish() is twin and twofour.check(twin).ok and twin[0].weight.shape == (64, 32)
+    assert model.handle.attached and model.handle.finish()[0].weight.shape == (64, 32)
+
+
+def test_a_state_that_is_refused_leaves_the_handle_as_it_was() -> None:
+    model = network()
+    handle = attach(model)
+    state = attach(network(), "dense").state_dict() | {"steps": 7}
+    keep = state["masks"]["2.weight"]
+    keep[0, keep[0].nonzero()[0]] = False
+    with pytest.raises(TrainingError, match="keeps fewer values"):
+        handle.load_state_dict(state)
+    assert handle.steps == 0
 
 
 def test_several_processes_are_refused() -> None:

@@ -25,7 +25,7 @@ from twofour.export.fill import fill_compiled, fill_given, fitting
 from twofour.export.low_bits import LOW_BITS, described, patterns_of_codes, take_packed, unpacked
 from twofour.export.shards import write_folder
 from twofour.files import named
-from twofour.layers import describe_schemes, require_unwrapped
+from twofour.layers import describe_schemes, describe_stored, require_unwrapped
 from twofour.masks import Mask
 from twofour.packing import Packed, pack
 
@@ -77,6 +77,13 @@ def contents_of(model: nn.Module, *, packed: bool = True) -> Contents:
             got=found,
             wanted="a model whose weights are what its forward pass uses",
             remedy="call finish() first; for a checkpoint, torch.save the state dicts of model and scheme",
+        )
+    if found := describe_stored(model):
+        raise FormatError(
+            "a copy of a model in training holds kept values alone and cannot be saved",
+            got=found,
+            wanted="a plain and masked model",
+            remedy="twofour.training.both_ways.finish(model), then save",
         )
     plain, aliases = untie(_tensors(model))
     masked = {aliases.get(name, name): mask for name, mask in masks.of(model).items()}

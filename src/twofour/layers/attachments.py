@@ -171,6 +171,16 @@ def describe_attached(model: nn.Module) -> str:
     return "; ".join(filter(None, (_described(working), _described(over))))
 
 
+def describe_stored(model: nn.Module) -> str:
+    """Return what has layers hold fewer values than their weights have, and which; "" where all are whole."""
+    found = {
+        name or "(model)": attached(module)
+        for name, module in named_modules(model)
+        if any(hasattr(parameter, STORED) for parameter in module.parameters(recurse=False))
+    }
+    return _described(found)
+
+
 def _described(found: dict[str, str]) -> str:
     texts: list[str] = []
     for title in dict.fromkeys(found.values()):

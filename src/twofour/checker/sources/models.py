@@ -12,7 +12,7 @@ from twofour import layers, masks, quantization
 from twofour.checker.weights import KINDS, Expectation, Skipped, Weight, unaligned
 from twofour.compiler import CompiledConv, CompiledLinear
 from twofour.compiler.codes import is_coded
-from twofour.errors import QuantizationError
+from twofour.errors import QuantizationError, TrainingError
 from twofour.layers import PrunableWeight, Reduction, full_tensor
 from twofour.masks import Mask
 from twofour.packing import Packed, shape_of
@@ -28,7 +28,15 @@ def weights_of(model: nn.Module, expectation: Expectation) -> tuple[list[Weight]
     Raises:
         LayerError: A promise names a weight that the model does not have.
         MaskError: A masked module has lost its weight.
+        TrainingError: Layers hold kept values alone.
     """
+    if stored := layers.describe_stored(model):
+        raise TrainingError(
+            "a model in training that holds kept values alone cannot be checked",
+            got=stored,
+            wanted="a plain and masked model",
+            remedy="finish() of the handle, or of a copy twofour.training.both_ways.finish(copy), then check",
+        )
     walk = layers.walk(model)
     eligible = {weight.name for weight in walk.weights}
     attached = masks.of(model)

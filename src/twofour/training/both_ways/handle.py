@@ -22,7 +22,7 @@ from twofour.masks import hooks
 from twofour.packing import kept
 from twofour.patterns import Transposable
 from twofour.training.both_ways.estimate import SAMPLED, Estimate
-from twofour.training.both_ways.kept_linear import KeptLinear, put_places
+from twofour.training.both_ways.kept_linear import KeptLinear, put_places, require_whole
 from twofour.training.both_ways.masked_weight import MaskedWeight
 from twofour.training.both_ways.memory import Memory, memory
 from twofour.training.both_ways.watched import STATES, install
@@ -116,16 +116,29 @@ class BothWays(ProductsHandle):
         self.flips: float | None = None
         self._weights, self._every, self._first, self._decay = list(weights), every, begin, decay
         self._masked, self.state = masked, state
+        self._follow_optimizers()
+        self._begin(TITLE, [weight.module for weight in self._weights])
+        if first:
+            self._put(first)
+
+    def _follow_optimizers(self) -> None:
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        install()
-        hooks.install()  # not by `_start` inside a step: torch iterates over its hooks then
+        install()  # not by `_start` inside a step: torch iterates over its hooks then
+        hooks.install()
         self._hooks = [
             register_optimizer_step_pre_hook(_weakly(self._before_step)),
             register_optimizer_step_post_hook(_weakly(self._after_step)),
         ]
-        self._begin(TITLE, [weight.module for weight in self._weights])
-        if first:
-            self._put(first)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_optimizers", "_hooks")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Come out of a copy or a pickle: the copy of its model is what it handles."""
+        vars(self).update(state)
+        self._follow_optimizers()
+        if self.attached:
+            self._begin(self.title, self._held)
 
     def __str__(self) -> str:
         mask = "fixed mask" if self._every is None else f"mask chosen every {self._every} steps"
@@ -204,8 +217,10 @@ class BothWays(ProductsHandle):
         """
         self._require_attached()
         self._require_ours(state)
-        self.steps = int(state["steps"])
         chosen = {name: keep.to(torch.bool) for name, keep in state["masks"].items()}
+        if self.state == "packed":
+            require_full(chosen)
+        self.steps = int(state["steps"])
         for name, products in self._products().items():
             estimate_of(products).calls = int(state["calls"][name])
         self._follow(state.get("choices", {}))
@@ -255,6 +270,9 @@ class BothWays(ProductsHandle):
         return {**given, "weight": plan.choices["weight"]}
 
     def _take_off(self) -> None:
+        for weight in self._weights:  # all of it or nothing
+            if mask_of(self._products()[weight.name]).places is not None:
+                require_whole(weight.module, weight.name)
         super()._take_off()
         STATES.release(weight.parameter for weight in self._weights)
         for weight, products in zip(self._weights, self._removed.values(), strict=True):

@@ -22,7 +22,7 @@ from twofour.packing import Packed, kept
 from twofour.patterns import Transposable
 from twofour.training.both_ways.kept_states import moved
 from twofour.training.both_ways.masked_weight import MaskedWeight
-from twofour.training.both_ways.watched import watch
+from twofour.training.both_ways.watched import watch, watched_by
 from twofour.training.sparse_linear import LinearProducts
 from twofour.training.sparse_linear.module import SparseLinear, through_products
 
@@ -61,11 +61,13 @@ class KeptLinear(SparseLinear, nn.Linear):
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """The dense weight (out, in), computed anew: writing into it changes nothing."""
+        masked_of(self).settle(values_of(self))
         return cast(Tensor, _Dense.apply(values_of(self), places_of(self)))
 
     def forward(self, input: Tensor) -> Tensor:
         """Return X W^T + bias."""
         hold(self)
+        masked_of(self).settle(values_of(self))
         return through_products(self.__dict__[CARRIED], input, values_of(self), self.bias)
 
     def reset_parameters(self) -> None:
@@ -82,22 +84,36 @@ class KeptLinear(SparseLinear, nn.Linear):
         super().__setstate__(state)
         hold(self)
 
+    def __getstate__(self) -> dict[str, Any]:
+        masked_of(self).settle(values_of(self))
+        return self.__dict__
+
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """Refuse another weight: whether its values stand at the same places cannot be seen."""
-        if name == WEIGHT and (param is None or param.shape != values_of(self).shape):
-            raise TrainingError(
-                "a layer that holds its kept values alone takes no other weight by assignment",
-                got="None" if param is None else f"a parameter {tuple(param.shape)}",
-                wanted="a dense weight by load_state_dict",
-                remedy='layer.load_state_dict({"weight": dense}, strict=False), or handle.remove() first',
-            )
+        held = parameters_of(self).get(WEIGHT)
+        if held is None and (values := watched_by(masked_of(self))) is not None:
+            others = dict(parameters_of(self))  # weight_norm takes it away before it says by what it is replaced
+            parameters_of(self).clear()
+            parameters_of(self).update({WEIGHT: values, **others})
+        if held is None or (name == WEIGHT and param is not held):
+            raise _takes_no_other(f"`{name}`: None" if param is None else f"`{name}`, a parameter {tuple(param.shape)}")
         super().register_parameter(name, param)
+
+    def __delattr__(self, name: str) -> None:
+        """Refuse to lose the weight, to a parametrisation for instance."""
+        if name == WEIGHT:
+            raise _takes_no_other("a parametrisation, or the weight taken away")
+        super().__delattr__(name)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + WEIGHT] = self.weight if keep_vars else self.weight.detach()
+        destination[prefix + WEIGHT] = dense = self.weight if keep_vars else self.weight.detach()
+        if not keep_vars:
+            masked_of(self).hand_out(dense, values_of(self))
 
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *more: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Mapping[str, Any], *more: Any
+    ) -> None:
         key, (*_, errors) = prefix + WEIGHT, more
         given = state_dict.get(key)
         if isinstance(given, Tensor):
@@ -106,11 +122,14 @@ class KeptLinear(SparseLinear, nn.Linear):
                 errors.append(f"size mismatch for {key}: {tuple(given.shape)} in the state dict, {shape} in the model.")
                 given = self.weight
             state_dict = {**state_dict, key: self._adopted(given.detach(), key)}
-        super()._load_from_state_dict(state_dict, prefix, *more)
+        # With assign=True too the parameter stays: optimisers and the places of its values are bound to it.
+        copied = {**local_metadata, "assign_to_params_buffers": False}
+        super()._load_from_state_dict(state_dict, prefix, copied, *more)
 
     def _adopted(self, dense: Tensor, name: str) -> Tensor:
         """Return the kept values of a dense weight, whose own zeros become the mask where they are others."""
         masked = masked_of(self)
+        masked.forget_handed()
         keep = kept.mask_of(places_of(self))
         rule = Rule(name, Transposable(), Reduction(), keep.clone())
         dense = dense.clone().contiguous()
@@ -119,6 +138,33 @@ class KeptLinear(SparseLinear, nn.Linear):
             put_places(values_of(self), masked, kept.places_of(rule.keep))
         masked.forget_values()
         return kept.gather(places_of(self), dense)
+
+
+def _takes_no_other(got: str) -> TrainingError:
+    return TrainingError(
+        "a layer that holds its kept values alone takes no other weight by assignment, parametrisation or weight norm",
+        got=got,
+        wanted="a dense weight by load_state_dict",
+        remedy='layer.load_state_dict({"weight": dense}, strict=False), or handle.remove() first',
+    )
+
+
+def require_whole(layer: nn.Module, name: str) -> None:
+    """Raise unless a layer can be made dense again.
+
+    Raises:
+        TrainingError: Its parameter is not of the shape of its kept values.
+    """
+    rows, columns = shape_of(layer)
+    values = parameters_of(layer).get(WEIGHT)
+    if values is None or values.shape != (rows, columns // 2):
+        raise TrainingError(
+            "a layer no longer holds its kept values",
+            got="no parameter" if values is None else f"a parameter {tuple(values.shape)}",
+            wanted=f"{(rows, columns // 2)}, as attach left it",
+            remedy="put the parameter back that was there; load dense weights with load_state_dict",
+            layer=name,
+        )
 
 
 def values_of(layer: nn.Module) -> nn.Parameter:
@@ -158,6 +204,9 @@ def put_places(parameter: nn.Parameter, masked: MaskedWeight, places: Packed | N
 
     It stays the same object, so that optimisers go on with it. Its gradient is moved along.
     """
+    if masked.places is not None:
+        masked.settle(parameter)
+    masked.forget_handed()
     gradient, parameter.grad = parameter.grad, None
     held = parameter.data
     # A graph that is still alive holds what accumulates the gradient, and its shape: another dtype lets go of that.

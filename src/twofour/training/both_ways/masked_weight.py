@@ -6,17 +6,28 @@ On the CPU a layout is made once for a mask and filled again when the weight mov
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Self
+from typing import Any, NamedTuple, Self
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
 
+from twofour.errors import TrainingError
 from twofour.kernels import Kernel, Prepared
 from twofour.kernels.problem import Problem
 from twofour.packing import Packed, kept
 from twofour.training.both_ways.watched import watch
 from twofour.training.sparse_linear import Call, Source
 from twofour.training.sparse_linear.implementations import fitting, weight_kernels
+
+
+class _Handed(NamedTuple):
+    """A dense weight that was shown, its version and that of the kept values then, and itself until the next use."""
+
+    weak: ReferenceType[Tensor]
+    version: int
+    values: int
+    held: Tensor | None
 
 
 class MaskedWeight(Source):
@@ -38,6 +49,10 @@ class MaskedWeight(Source):
         self._packed_state: tuple[int, int] | None = None
         self._packed_mask: int | None = None
         self._dense: tuple[tuple[object, ...], Tensor] | None = None
+        self._handed: list[_Handed] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_handed": []}
 
     def put(self, keep: Tensor) -> None:
         """Put a mask in force; the layer keeps the tensor itself, and sees when it is changed in place."""
@@ -59,6 +74,44 @@ class MaskedWeight(Source):
     def forget_values(self) -> None:
         """Take it that the weight has moved, though its version may not show it: it was written through `.data`."""
         self._packed_state = self._dense = None
+
+    def hand_out(self, dense: Tensor, parameter: Tensor) -> None:
+        """Remember a dense weight that a state dict shows, since it may be written to as that of a dense layer."""
+        if not (dense.is_inference() or parameter.is_inference()):
+            self._handed.append(_Handed(ref(dense), dense._version, parameter._version, dense))
+
+    def forget_handed(self) -> None:
+        """Take it that no dense weight is shown: other values come."""
+        self._handed = []
+
+    def settle(self, parameter: Tensor) -> None:
+        """Have the kept values hold what was written to a dense weight that a state dict has shown.
+
+        Raises:
+            TrainingError: The kept values have moved in the meantime.
+        """
+        if not self._handed:
+            return
+        handed, self._handed, version = self._handed, [], parameter._version
+        for weak, before, values, _ in handed:
+            if (dense := weak()) is None:
+                continue
+            if dense._version != before:
+                self._write(dense, parameter, moved=values not in (version, parameter._version))
+                values = parameter._version
+            # Whoever holds it on may write again; nobody else needs it.
+            self._handed.append(_Handed(weak, dense._version, values, None))
+
+    def _write(self, dense: Tensor, parameter: Tensor, moved: bool) -> None:
+        if moved or self.places is None:
+            raise TrainingError(
+                "a tensor of a state dict was written to after the weights had moved",
+                got=f"values {tuple(dense.shape)} of before",
+                wanted="a write to what state_dict() shows now: kept values are no view of it",
+                remedy="call state_dict() again before writing, or use load_state_dict or model.parameters()",
+            )
+        with torch.no_grad():
+            parameter.copy_(kept.gather(self.places, dense))
 
     def mask(self) -> Tensor | None:
         """Return the mask in force, bool (out, in): of places a new tensor."""

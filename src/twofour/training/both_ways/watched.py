@@ -31,6 +31,10 @@ class Reader(Protocol):
 
     places: Packed | None
 
+    def settle(self, parameter: Tensor) -> None:
+        """Have the parameter hold what was written elsewhere."""
+        ...
+
 
 STATES = KeptStates()
 """What all optimisers of the process remember of kept values."""
@@ -45,6 +49,12 @@ def watch(parameter: Tensor, reader: Reader) -> None:
         _read[parameter] = ref(reader)
 
 
+def watched_by(reader: Reader) -> nn.Parameter | None:
+    """Return the parameter that a reader watches, if there still is one."""
+    found = (parameter for parameter, known in _read.items() if known() is reader)
+    return next((parameter for parameter in found if isinstance(parameter, nn.Parameter)), None)
+
+
 @cache
 def install() -> None:
     """Register the hooks, once per process."""
@@ -53,6 +63,7 @@ def install() -> None:
     register_optimizer_step_post_hook(untraced(_after_step))
 
 
+@torch.no_grad()
 def _stepped(optimizer: Optimizer) -> dict[nn.Parameter, Packed | None]:
     """Return the parameters of an optimiser that somebody reads, each with the places of kept values."""
     if not _read:
@@ -62,6 +73,7 @@ def _stepped(optimizer: Optimizer) -> dict[nn.Parameter, Packed | None]:
         for parameter in group["params"]:
             known = _read.get(parameter)
             if known is not None and (reader := known()) is not None:
+                reader.settle(parameter)
                 found[parameter] = reader.places
     return found
 

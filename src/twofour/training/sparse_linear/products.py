@@ -82,8 +82,6 @@ class LinearProducts:
                 return source.multiply(kernel, packed, call)
         with part("pack"):
             a, b = source.dense(call)
-        if call.bias is not None:  # autocast where the example was run without
-            call = call._replace(bias=call.bias.to(a.dtype))
         with part(PARTS[call.product]):
             # Nothing was measured in another type than the plan's; a choice may be for when a mask is in force.
             ways, wanted = call.implementations(), (choice.kernel, choice.dense) if dtype == self.plan.dtype else ()
