@@ -352,6 +352,25 @@ def test_masks_that_a_copy_loads_take_momentum_along() -> None:
     assert found[0] == found[1]
 
 
+def test_a_copied_optimizer_does_not_guess_where_its_state_stands() -> None:
+    model = network()
+    handle = attach(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    losses(model, optimizer, 0, 1)
+    other = prune(network(seed=5), {"0": "2:4-transposable", "2": "2:4-transposable"}).state_dict()
+    twin, stepping = copy.deepcopy((model, optimizer))
+    losses(twin, stepping, 1, 1)
+    twin.load_state_dict(other)
+    losses(twin, stepping, 2, 1)  # it has stepped where its values stood
+    twin, stepping = copy.deepcopy((model, optimizer))
+    twin.load_state_dict(other)
+    with pytest.raises(TrainingError, match=r"(?s)is not known.*a copy of a SGD"):
+        losses(twin, stepping, 1, 1)
+    stepping.load_state_dict(optimizer.state_dict())
+    losses(twin, stepping, 1, 1)
+    assert handle.attached
+
+
 def test_a_mask_that_moves_ends_the_forward_passes_before_it() -> None:
     model = network()
     handle = attach(model)

@@ -22,7 +22,7 @@ from twofour.packing import Packed, kept
 from twofour.patterns import Transposable
 from twofour.training.both_ways.kept_states import moved
 from twofour.training.both_ways.masked_weight import MaskedWeight
-from twofour.training.both_ways.watched import watch, watched_by
+from twofour.training.both_ways.watched import STATES, watch, watched_by
 from twofour.training.sparse_linear import LinearProducts
 from twofour.training.sparse_linear.module import SparseLinear, through_products
 
@@ -222,5 +222,7 @@ def put_places(parameter: nn.Parameter, masked: MaskedWeight, places: Packed | N
         masked.put(keep)
     else:
         setattr(parameter, STORED, places.header.shape)
+        if masked.places is not None:
+            STATES.note_moved(parameter)
         masked.put_places(places)
         watch(parameter, masked)

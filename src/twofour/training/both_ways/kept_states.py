@@ -7,7 +7,7 @@ gathered before the next step. So a checkpoint of a packed run goes on in a dens
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from twofour.errors import TrainingError
 from twofour.packing import Packed, kept
@@ -28,6 +29,11 @@ class KeptStates:
 
     def __init__(self) -> None:
         self._stands: WeakKeyDictionary[Optimizer, Places] = WeakKeyDictionary()
+        self._moved: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
+
+    def note_moved(self, parameter: nn.Parameter) -> None:
+        """Remember that a parameter's values stand at other places than before."""
+        self._moved[parameter] = True
 
     @torch.no_grad()
     def before_step(self, optimizer: Optimizer, places: Mapping[nn.Parameter, Packed]) -> None:
@@ -48,7 +54,15 @@ class KeptStates:
         for parameter, at in places.items():
             before = stands.get(parameter)
             dense = _of_shape(optimizer, parameter, at.header.shape)
-            held = [] if before is None or before is at else _of_shape(optimizer, parameter, parameter.shape)
+            held = [] if before is at else _of_shape(optimizer, parameter, parameter.shape)
+            if held and before is None and parameter in self._moved:
+                raise TrainingError(
+                    "where an optimiser's state of kept values stands is not known",
+                    got=f"a copy of a {type(optimizer).__name__} that has not stepped, and a mask that moved since",
+                    wanted="an optimiser that has stepped these parameters, or the state_dict() of one that has",
+                    remedy="load the model's new weights before copying, or load_state_dict the original's state",
+                )
+            held = [] if before is None else held
             for name, value in dense:
                 optimizer.state[parameter][name] = moved(value, None, at)
             for name, value in held:
