@@ -16,7 +16,7 @@ from twofour.packing import Packed, pack
 
 def taken(row: Row, weight: torch.Tensor) -> Packed | torch.Tensor:
     """Return a weight, 2:4 or of blocks that are all kept, as a row takes it."""
-    pattern = "block:4x4@0" if row.pattern == "block" else "2:4"
+    pattern = {"block": "block:4x4@0", "hybrid": "2:4+25%"}.get(row.pattern, "2:4")
     return pack(weight, pattern, dtype=row.dtype) if row.sparse else weight
 
 

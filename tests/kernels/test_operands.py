@@ -28,7 +28,7 @@ BIASES = {
 def layer_of(kernel) -> CompiledLinear:
     weight = torch.randn(32, 64)
     weight *= torch.arange(64) % 4 < 2
-    pattern = "block:4x4@0" if kernel.pattern == "block" else kernel.pattern
+    pattern = {"block": "block:4x4@0", "hybrid": "2:4+25%"}.get(kernel.pattern, kernel.pattern)
     if kernel.operation == "bits_matmul":
         codes = torch.randint(0, 4, (32, 64), dtype=torch.uint8)
         codes = torch.where(torch.arange(64) % 4 < 2, codes, 2).to(torch.uint8) if kernel.sparse else codes

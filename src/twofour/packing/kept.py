@@ -22,13 +22,14 @@ def places_of(keep: Bool[Tensor, "rows columns"]) -> Packed:
     Raises:
         PackingError: The mask keeps more than two values of a group.
     """
-    return replace(pack(keep.float(), NM(2, 4)), values=torch.empty(0, device="cpu"))
+    return replace(pack(keep.float(), NM(2, 4)), values=torch.empty(0, dtype=torch.float32, device="cpu"))
 
 
 def mask_of(places: Packed) -> Bool[Tensor, "rows columns"]:
     """Return the mask of what a packed weight keeps, its zeros too."""
     rows, columns = places.header.shape
-    return scatter(replace(places, values=torch.ones(rows, columns // 2, device="cpu"))) != 0
+    ones = torch.ones(rows, columns // 2, dtype=torch.float32, device="cpu")
+    return scatter(replace(places, values=ones)) != 0
 
 
 def gather(places: Packed, dense: Real[Tensor, "rows columns"]) -> Real[Tensor, "rows kept"]:

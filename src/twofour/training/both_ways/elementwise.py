@@ -85,7 +85,7 @@ def _tensors(value: Any, depth: int = 0) -> Iterator[tuple[int, Tensor]]:
 
 def _try(optimizer: Optimizer, mine: set[int]) -> None:
     generator = torch.Generator().manual_seed(0)
-    first, *gradients = torch.randn(1 + _STEPS, _ROWS, _COLUMNS, generator=generator, device="cpu")
+    first, *gradients = torch.randn(1 + _STEPS, _ROWS, _COLUMNS, generator=generator, dtype=torch.float32, device="cpu")
     keep = Transposable().project(first, absolute=True)
     places = kept.places_of(keep)
     twin, ones = _twin(optimizer, mine, first * keep)
@@ -118,7 +118,7 @@ def _twin(optimizer: Optimizer, mine: set[int], value: Tensor) -> tuple[Optimize
     ones = []
     for group in optimizer.param_groups:
         has = [parameter for parameter in group["params"] if id(parameter) in mine]
-        one = nn.Parameter(value.clone() if has else torch.zeros((), device="cpu"))
+        one = nn.Parameter(value.clone() if has else torch.zeros((), dtype=torch.float32, device="cpu"))
         memo |= {id(parameter): one for parameter in group["params"]}
         memo[id(group["params"])] = [one] if has else []
         ones += [one] if has else []

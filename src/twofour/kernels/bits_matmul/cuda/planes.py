@@ -115,8 +115,8 @@ class BitPlanes(CudaKernel):
         planes, (scales, _, of_levels) = prepared.tensor.cpu(), prepared.beside
         bits, _, rows = planes.shape
         places = torch.arange(WORD, device="cpu")[:, None]
-        codes = sum((planes[p, :, None, :] >> places & 1) << p for p in range(bits))
-        codes = torch.as_tensor(codes).reshape(-1, rows)[: prepared.columns].T.to(torch.uint8).contiguous()
+        codes = torch.stack([(planes[p, :, None, :] >> places & 1) << p for p in range(bits)]).sum(0)
+        codes = codes.reshape(-1, rows)[: prepared.columns].T.to(torch.uint8).contiguous()
         alpha, beta = of_levels.cpu()
         return BitWeight(codes, Levels(bits, int(alpha), int(beta)), scales.cpu())
 
