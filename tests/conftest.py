@@ -17,6 +17,7 @@ from torch.utils._device import _device_constructors
 from tests import shapes
 from twofour import native
 from twofour.calls import fast_paths_are_off
+from twofour.kernels import rows
 from twofour.kernels.base import Row
 
 ROOT = Path(__file__).parent.parent
@@ -139,13 +140,29 @@ def each_row(rows: Iterable[Row], argument: str = "row") -> pytest.MarkDecorator
     return pytest.mark.parametrize(argument, [case(row, row.name, row.unavailable()) for row in rows])
 
 
-@pytest.fixture(params=native.isa_levels())
+_OF_FLOATS = {row.level for row in rows() if row.dtype in ("float32", "bfloat16")}
+
+
+@pytest.fixture(params=[level for level in native.isa_levels() if native.level(level) in _OF_FLOATS])
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run the test once for each level; those beyond this CPU or TWOFOUR_ISA are skipped with the reason."""
-    if reason := native.unavailable(request.param):
+    """Run the test once for each level that adds rows of floats; others run what the level below them runs.
+
+    Those beyond this CPU or TWOFOUR_ISA are skipped with the reason.
+    """
+    return _capped(request.param, monkeypatch)
+
+
+@pytest.fixture(params=native.isa_levels())
+def every_isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run the test once for each level, also those that add rows of bytes alone."""
+    return _capped(request.param, monkeypatch)
+
+
+def _capped(level: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    if reason := native.unavailable(level):
         pytest.skip(reason)
-    monkeypatch.setenv("TWOFOUR_ISA", request.param)
-    return request.param
+    monkeypatch.setenv("TWOFOUR_ISA", level)
+    return level
 
 
 def find_data() -> Path | None:

@@ -65,13 +65,13 @@ def test_memory_small_keeps_packed_weights_alone() -> None:
     torch.testing.assert_close(fast(x), model(x).detach(), atol=1e-5, rtol=1e-5)
 
 
-def test_every_level_compiles(isa: str) -> None:
+def test_every_level_compiles(every_isa: str) -> None:
     model = twofour.prune(mlp(), "2:4")
     fast = quick(model, torch.randn(3, 64), memory="small")
-    assert fast.plan.isa == isa
+    assert fast.plan.isa == every_isa
     for name in ("0", "2"):
         for kernel in fast.get_submodule(name).dispatch.kernels:
-            assert kernel.isa == "any" or native.level(kernel.isa) <= native.level(isa)
+            assert kernel.isa == "any" or native.level(kernel.isa) <= native.level(every_isa)
 
 
 def test_torch_compile_around_it() -> None:

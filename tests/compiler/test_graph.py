@@ -262,7 +262,7 @@ def test_save_and_load(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None
     close(plain(*example), model(*example))
 
 
-def test_every_level_compiles(isa: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_level_compiles(every_isa: str, caplog: pytest.LogCaptureFixture) -> None:
     model = pruned(Encoder(layers=1))
     example = torch.randint(0, 50, (1, 8)), torch.ones(1, 8)
     fast = quick(model, example, graph=True, memory="small")

@@ -95,7 +95,7 @@ def test_so_are_those_of_its_joined_products(
     assert raced == [True, False], "once for both layers of a kind, whatever their ranges"
 
 
-def test_a_gate_stays_as_it_is(isa: str) -> None:
+def test_a_gate_stays_as_it_is(every_isa: str) -> None:
     torch.manual_seed(0)
     model, x = twofour.prune(GatedBlock().eval().requires_grad_(False), "2:4"), torch.randn(2, 20, 64)
     fast = compiled(model, x, data=[(x,)])
@@ -130,7 +130,7 @@ def test_a_file_holds_it(encoder: tuple[nn.Module, tuple[Tensor, Tensor]], tmp_p
     torch.testing.assert_close(loaded(*example), fast(*example))
 
 
-def test_a_token_that_is_not_finite_stays_by_itself(isa: str) -> None:
+def test_a_token_that_is_not_finite_stays_by_itself(every_isa: str) -> None:
     torch.manual_seed(0)
     model = twofour.prune(nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)), "2:4")
     x = torch.randn(40, 64)
