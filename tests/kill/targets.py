@@ -302,7 +302,10 @@ class Experiments(Target):
 
     def result(self, folder: Path) -> object:
         rows = json.loads((folder / "records" / "toy.json").read_text())["rows"]
-        return [{key: value for key, value in row.items() if key not in ("seconds", "commit")} for row in rows]
+        return [
+            {key: value for key, value in row.items() if key not in ("seconds", "commit", "pruning", "memory")}
+            for row in rows
+        ]
 
     def belongs(self, folder: Path) -> set[str]:
         dense = {f"runs/{path.name}" for path in (folder / "runs").glob("toy-dense-*.safetensors")}
