@@ -38,7 +38,6 @@ for epoch in range(8):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x[mine].float()), y[mine]).backward()
         optimizer.step()
-
 folder = [tempfile.mkdtemp()]
 dist.broadcast_object_list(folder)
 state = {"model": get_model_state_dict(model), "masks": twofour.masks.state_dict(model)}
