@@ -16,13 +16,14 @@ import torch
 import typer
 from rich.console import Console
 
-from cases import gpu_products, gpu_steps
+from cases import gpu_products, gpu_rates, gpu_steps
 from cases.gpu_products import GpuCase
 from twofour.errors import TwofourError
 from twofour.measure import Record, load
 from twofour.native import gpu
 
 PARTS = {
+    "rates": gpu_rates.rates,
     "small": gpu_products.small,
     "compress": gpu_steps.compress,
     "blocks": gpu_steps.blocks,

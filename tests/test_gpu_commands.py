@@ -1,13 +1,16 @@
 """The commands for a GPU: what they would measure, and that without one they say so and end well."""
 
 import importlib
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.tensor_core.test_probe import assembler
 from twofour.native import gpu
+from twofour.tensor_core import INSTRUCTIONS
 
 ROOT = Path(__file__).parent.parent
 
@@ -43,6 +46,20 @@ def test_the_grid_has_sixty_products_of_each_type(suite) -> None:
     assert len(set(names)) == len(names) == 180
     for dtype in ("bfloat16", "float8", "int8"):
         assert sum(f"-{dtype}-" in name for name in names) == 60
+
+
+def test_what_rates_execute_assembles_to_rounds_of_the_instruction(suite, tmp_path: Path) -> None:
+    rates = suite("benchmarks", "cases.gpu_rates")
+    row = INSTRUCTIONS["mma.sp.m16n8k32.bf16"]
+    sparse = rates.source(
+        row.arch, row.ptx("f32", "bf16", ordered=True), row.a_registers, row.b_registers, 4, ", %e0, 0"
+    )
+    arch, opcode, a, b, _ = rates.DENSE["mma.m16n8k16.bf16"]
+    for text in (sparse, rates.source(arch, opcode, a, b, 4, "")):
+        (tmp_path / "rate.ptx").write_text(text)
+        command = [assembler(), "-arch", "sm_90a", str(tmp_path / "rate.ptx"), "-o", str(tmp_path / "rate.cubin")]
+        assert not subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stderr
+        assert text.count(".sync.aligned.m16n8k") == rates.SUMS
 
 
 @pytest.mark.skipif(gpu.unavailable(triton=True) is not None, reason=str(gpu.unavailable(triton=True)))

@@ -5,6 +5,7 @@ import torch
 from torch.sparse._semi_structured_conversions import sparse_semi_structured_from_dense_cutlass
 
 from twofour.errors import PatternError
+from twofour.kernels.nm_matmul.cuda import CUTLASS
 from twofour.native import gpu
 from twofour.packing import pack
 from twofour.patterns import parse
@@ -57,6 +58,8 @@ def test_cutlass_order_multiplies_in_torchs_kernel() -> None:
     found = compress(dense.cuda(), cutlass=True)
     values, positions = sparse_semi_structured_from_dense_cutlass(pruned)
     assert torch.equal(found.values.cpu(), values) and torch.equal(found.codes.cpu().flatten(), positions.flatten())
+    if reason := CUTLASS[0].unavailable():
+        pytest.skip(f"the bytes are torch's, and not multiplied: {reason}")
     x = torch.randn(512, 64, device="cuda", dtype=torch.bfloat16)
     y = torch.ops.aten._sparse_semi_structured_mm(found.values, found.codes, x)
     assert torch.allclose(y.float(), pruned.cuda().float() @ x.float(), atol=0.5, rtol=2e-2)

@@ -11,6 +11,7 @@ import torch
 
 from twofour.errors import KernelError
 from twofour.tensor_core import INSTRUCTIONS, Instruction, check, instruction, probe
+from twofour.tensor_core.bits import MMA_B1, BitInstruction
 from twofour.tensor_core.discover import Machine, code_slots, expected_slots
 
 ROWS = [pytest.param(row, id=name) for name, row in INSTRUCTIONS.items()]
@@ -28,7 +29,7 @@ def assembler() -> str:
     pytest.skip("there is no ptxas: pip install --no-deps nvidia-cuda-nvcc==13.0.*")
 
 
-def assemble(row: Instruction, modules: list[str], folder: Path) -> str:
+def assemble(row: Instruction | BitInstruction, modules: list[str], folder: Path) -> str:
     """Assemble kernels of one architecture together; the assembler's complaints, empty if it has none."""
     header = modules[0].partition(".visible")[0]
     bodies = [
@@ -62,6 +63,14 @@ def test_the_gpu_agrees_with_the_emulator_and_with_the_table(row: Instruction) -
         pytest.skip(reason)
     found = check.check(row)
     assert found["agrees"], found
+
+
+@pytest.mark.parametrize("row", MMA_B1, ids=lambda row: row.name)
+def test_products_of_bits_assemble_and_agree_where_there_is_a_gpu(row: BitInstruction, tmp_path: Path) -> None:
+    assert not assemble(row, [probe.bit_source(row)], tmp_path)
+    if reason := check.missing(row):
+        pytest.skip(reason)
+    assert check.check_bits(row)["agrees"]
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -99,9 +108,9 @@ def test_without_a_gpu_the_command_says_so(tmp_path: Path, capsys: pytest.Captur
     if torch.cuda.is_available():
         pytest.skip("there is a GPU: the tests above ran")
     assert check.main([str(tmp_path / "found" / "check.json")]) == 0
-    assert capsys.readouterr().out.count("not run: needs an NVIDIA GPU") == len(INSTRUCTIONS)
+    assert capsys.readouterr().out.count("not run: needs an NVIDIA GPU") == len(INSTRUCTIONS) + len(MMA_B1)
     written = json.loads((tmp_path / "found" / "check.json").read_text())
-    assert written["gpu"] is None and set(written["instructions"]) == set(INSTRUCTIONS)
+    assert written["gpu"] is None and set(written["instructions"]) == {*INSTRUCTIONS, *(row.name for row in MMA_B1)}
 
 
 def test_tiles_are_core_matrices_of_eight_rows_by_sixteen_bytes() -> None:

@@ -54,6 +54,22 @@ class BitInstruction:
         """For example "mma.m16n8k256.b1.and.popc"."""
         return f"mma.m{self.m}n{self.n}k{self.k}.b1.{self.operation}.popc"
 
+    @property
+    def ptx(self) -> str:
+        """The opcode in PTX."""
+        return f"mma.sync.aligned.m{self.m}n{self.n}k{self.k}.row.col.s32.b1.b1.s32.{self.operation}.popc"
+
+    @property
+    def lanes(self) -> int:
+        """Threads that execute it together."""
+        return _LANES
+
+    @property
+    def registers(self) -> tuple[int, int, int]:
+        """Registers of A, of B, and of C and D that a lane holds."""
+        tall, words = self.m // 8, self.k // _WORD
+        return tall * words // 4, words // 4, 2 * tall
+
 
 MMA_B1 = (
     BitInstruction(128),
@@ -70,7 +86,7 @@ def _places(row: BitInstruction) -> tuple[Tensor, Tensor, Tensor]:
     """Return for each lane and register of A, B and C where in the flat matrix it stands, A and B in words."""
     lane, words, tall = torch.arange(_LANES, device="cpu")[:, None], row.k // _WORD, row.m // 8
     group, quad = lane // 4, lane % 4
-    a, b, c = (torch.arange(size, device="cpu") for size in (tall * words // 4, words // 4, 2 * tall))
+    a, b, c = (torch.arange(size, device="cpu") for size in row.registers)
     of_a = (group + 8 * (a % tall)) * words + 4 * (a // tall) + quad
     of_b = group * words + 4 * b + quad
     return of_a, of_b, (group + 8 * (c // 2)) * row.n + 2 * quad + c % 2

@@ -23,6 +23,7 @@ from twofour.measure import machine
 from twofour.measure.gpu import gpu_facts
 from twofour.native.gpu import unavailable
 from twofour.tensor_core import probe
+from twofour.tensor_core.bits import MMA_B1, BitInstruction, execute_b1
 from twofour.tensor_core.discover import Machine, code_slots, expected_slots
 from twofour.tensor_core.element import Element
 from twofour.tensor_core.execute import ACCUMULATORS, execute
@@ -113,13 +114,30 @@ def check(row: Instruction) -> dict[str, object]:
     return {"agrees": not differing and not moved, "variants": len(tried), "differing": differing, "moved": moved}
 
 
+def check_bits(row: BitInstruction) -> dict[str, object]:
+    """Compare the GPU with the emulator on `BLOCKS` products of random bits; JSON-ready, as of `check`.
+
+    Raises:
+        KernelError: The driver refuses the kernel.
+    """
+    random = torch.Generator().manual_seed(0)
+    a, b, c = (
+        torch.randint(-(2**31), 2**31, (BLOCKS, row.lanes, count), generator=random, device="cpu").to(torch.int32)
+        for count in row.registers
+    )
+    c >>= 1  # no sum of 256 ones wraps around
+    want = torch.stack([execute_b1(row, *given) for given in zip(a, b, c, strict=True)])
+    same = torch.equal(probe.run(probe.bit_source(row), row, a, b, c, torch.zeros(1, dtype=torch.int32)), want)
+    return {"agrees": same, "variants": 1, "differing": [] if same else [{}], "moved": {}}
+
+
 def plain(row: Instruction, selector: int) -> Variant:
     """Return the variant that `code_slots` asks."""
     n = 8 if row.family == "mma.sp" else 16
     return {"accumulator": row.accumulators[0], "b": row.a.name, "selector": selector, "n": n}
 
 
-def missing(row: Instruction) -> str | None:
+def missing(row: Instruction | BitInstruction) -> str | None:
     """Return why the instruction cannot run here, or None: it needs its architecture, and an `a` one exactly that."""
     number = int(row.arch.strip("sma_"))
     reason = unavailable((number // 10, number % 10))
@@ -139,12 +157,13 @@ def main(arguments: list[str]) -> int:
         print(f"{file} cannot be written: {why}", file=sys.stderr)
         return 2
     found: dict[str, object] = {}
-    for name, row in INSTRUCTIONS.items():
+    rows = (*INSTRUCTIONS.values(), *MMA_B1)
+    for name, row in ((row.name, row) for row in rows):
         if reason := missing(row):
             found[name] = {"skipped": reason}
         else:
             try:
-                found[name] = check(row)
+                found[name] = check_bits(row) if isinstance(row, BitInstruction) else check(row)
             except TwofourError as error:
                 found[name] = {"agrees": False, "error": str(error)}
         print(name, _line(found[name]))

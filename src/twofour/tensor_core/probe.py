@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from twofour.errors import KernelError, cut
+from twofour.tensor_core.bits import BitInstruction
 from twofour.tensor_core.element import to_words
 from twofour.tensor_core.instruction import Instruction
 
@@ -62,15 +63,15 @@ def source(
         body[-1] += f"{_list('c', count['c'])}, %e0, {selector};"
     else:
         body += _shared(row, opcode, count, n, selector, shared_a)
-    store = _store(count["c"], row.lanes)
-    registers = "".join(f".reg .b32 %{name}<{max(size, 1)}>;\n" for name, size in (*count.items(), ("e", 1), ("b", 4)))
-    params = ", ".join(f".param .u64 p_{name}" for name in "abced")
-    return (
-        f".version {VERSION}\n.target {row.arch}\n.address_size 64\n"
-        f".visible .entry probe({params})\n{{\n{registers}"
-        ".reg .b32 %t<4>;\n.reg .b64 %q<8>;\n.reg .pred %p<2>;\n"
-        "mov.u32 %t0, %tid.x;\nmov.u32 %t1, %ctaid.x;\n" + "\n".join(body) + f"\n{store}\nret;\n}}\n"
-    )
+    return _module(row.arch, {**count, "e": 1, "b": 4}, [*body, _store(count["c"], row.lanes)])
+
+
+def bit_source(row: BitInstruction) -> str:
+    """Write a PTX module whose kernel `probe` executes a product of single bits once in every block, like `source`."""
+    a, b, c = row.registers
+    body = [_load(name, count, row.lanes) for name, count in (("a", a), ("b", b), ("c", c))]
+    body += [f"{row.ptx} {_list('c', c)}, {_list('a', a)}, {_list('b', b)}, {_list('c', c)};", _store(c, row.lanes)]
+    return _module(row.arch, {"a": a, "b": b, "c": c}, body)
 
 
 def tile(matrix: Tensor) -> Tensor:
@@ -91,7 +92,7 @@ def tile_words(kind_bits: int, raw: Tensor) -> Tensor:
     return tile(to_words(raw, kind_bits))
 
 
-def run(text: str, row: Instruction, a: Tensor, b: Tensor, c: Tensor, metadata: Tensor) -> Tensor:
+def run(text: str, row: Instruction | BitInstruction, a: Tensor, b: Tensor, c: Tensor, metadata: Tensor) -> Tensor:
     """Execute `source` on the current CUDA device: int32 (blocks, ...) operands on the CPU in, D's registers out.
 
     Raises:
@@ -99,14 +100,35 @@ def run(text: str, row: Instruction, a: Tensor, b: Tensor, c: Tensor, metadata: 
     """
     given = [operand.contiguous().cuda() for operand in (a, b, c, metadata)]
     d = torch.full(c.shape, 0x7FC00000, dtype=torch.int32, device="cuda")
-    driver, function = _driver(), _function(text)
-    pointers = [ctypes.c_uint64(tensor.data_ptr()) for tensor in (*given, d)]
-    values = (ctypes.c_void_p * 5)(*(ctypes.addressof(pointer) for pointer in pointers))
-    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-    launch = (len(c), 1, 1, row.lanes, 1, 1, 0)
-    _require(driver, driver.cuLaunchKernel(function, *launch, stream, values, None), "the probe cannot be launched")
+    launch(text, len(c), row.lanes, (*given, d))
     torch.cuda.synchronize()
     return d.cpu()
+
+
+def launch(text: str, blocks: int, threads: int, operands: tuple[Tensor, ...]) -> None:
+    """Start the kernel `probe` of a PTX module on the current stream with pointers to tensors on the device.
+
+    Raises:
+        KernelError: The driver refuses the module, with what it says, or there is no driver.
+    """
+    driver, function = _driver(), _function(text)
+    pointers = [ctypes.c_uint64(tensor.data_ptr()) for tensor in operands]
+    values = (ctypes.c_void_p * len(pointers))(*(ctypes.addressof(pointer) for pointer in pointers))
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    started = driver.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, values, None)
+    _require(driver, started, "the probe cannot be launched")
+
+
+def _module(arch: str, count: dict[str, int], body: list[str]) -> str:
+    """Write a module of one kernel with so many registers of each name."""
+    registers = "".join(f".reg .b32 %{name}<{max(size, 1)}>;\n" for name, size in count.items())
+    params = ", ".join(f".param .u64 p_{name}" for name in "abced")
+    return (
+        f".version {VERSION}\n.target {arch}\n.address_size 64\n"
+        f".visible .entry probe({params})\n{{\n{registers}"
+        ".reg .b32 %t<4>;\n.reg .b64 %q<8>;\n.reg .pred %p<2>;\n"
+        "mov.u32 %t0, %tid.x;\nmov.u32 %t1, %ctaid.x;\n" + "\n".join(body) + "\nret;\n}\n"
+    )
 
 
 def _load(name: str, count: int, lanes: int) -> str:
