@@ -32,7 +32,9 @@ def suite(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.skipif(gpu.unavailable() is None, reason="there is a GPU: make bench-gpu runs there")
-@pytest.mark.parametrize("folder,name", [("benchmarks", "gpu"), ("experiments", "gpu_training")])
+@pytest.mark.parametrize(
+    "folder,name", [("benchmarks", "gpu"), ("experiments", "gpu_training"), ("experiments", "gpu_low_bits")]
+)
 def test_without_a_gpu_it_says_so_and_writes_nothing(
     folder: str, name: str, suite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,6 +21,7 @@ from cases.bits import widths_of
 from cases.records import machine_line
 from models import Subject
 from twofour import measure, quantization
+from twofour.demo.convnets import NETS
 from twofour.engines import openvino
 from twofour.errors import DataError, MeasureError
 from twofour.measure import Record
@@ -30,48 +31,6 @@ WIDTHS = ("w1a1", "w1a2", "w2a2")
 INT8, FLOAT, OURS = "OpenVINO int8", "OpenVINO", "twofour"
 SIDE = 28
 """Height and width of an image."""
-
-
-def vgg() -> nn.Module:
-    """Return a VGG-like net: 64, 128 and 256 channels, two 3x3 convolutions each, pooled."""
-    layers: list[nn.Module] = []
-    channels = 1
-    for index, outputs in enumerate((64, 64, 128, 128, 256, 256)):
-        layers += [nn.Conv2d(channels, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
-        layers += [nn.MaxPool2d(2)] if index % 2 else []
-        channels = outputs
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
-
-
-class Block(nn.Module):
-    """A basic residual block (He et al. 2016, arXiv 1512.03385, figure 2)."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.norms = nn.ModuleList(nn.BatchNorm2d(outputs) for _ in range(2))
-        same = stride == 1 and inputs == outputs
-        across = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-        self.across = nn.Identity() if same else across
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the block's answer."""
-        y = self.norms[1](self.second(self.norms[0](self.first(x)).relu()))
-        return (y + self.across(x)).relu()
-
-
-def resnet18() -> nn.Module:
-    """Return ResNet-18 for small images: a 3x3 stem, no pool behind it."""
-    layers: list[nn.Module] = [nn.Conv2d(1, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
-    channels = 64
-    for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        layers += [Block(channels, outputs, stride), Block(outputs, outputs, 1)]
-        channels = outputs
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
-
-
-NETS: dict[str, Callable[[], nn.Module]] = {"vgg": vgg, "resnet18": resnet18}
 
 
 def cells(nets: Sequence[str], widths: Sequence[str], batches: Sequence[int]) -> list[dict[str, object]]:
@@ -120,7 +79,7 @@ class Bench:
 
 def _net(name: str) -> nn.Module:
     torch.manual_seed(0)
-    return NETS[name]().eval()
+    return NETS[name](1).eval()
 
 
 def _compiled(name: str, widths: str, x: Tensor) -> nn.Module:

@@ -16,9 +16,9 @@ Round = Callable[[Tensor], Tensor]
 
 class _Nearest(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, rounded: Round, least: Tensor, most: Tensor) -> Tensor:
+    def forward(ctx: Any, values: Tensor, rounded: Round, least: Any, most: Any) -> Tensor:
         ctx.save_for_backward((values >= least) & (values <= most))
-        return torch.minimum(torch.maximum(rounded(values), least), most)
+        return rounded(values).clamp(least, most)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -85,9 +85,11 @@ def _made(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
 
 
 def nearest(values: Tensor, rounded: Round, least: Tensor | float, most: Tensor | float) -> Tensor:
-    """Return rounded values between two levels; gradients pass between them and stop outside."""
-    bounds = (torch.as_tensor(bound, dtype=values.dtype, device=values.device) for bound in (least, most))
-    return _made(_Nearest, values, rounded, *bounds)
+    """Return rounded values between two levels, both numbers or both tensors; gradients pass between them alone.
+
+    Numbers stay numbers: a tensor made of one on a GPU waits for all that the GPU has to do.
+    """
+    return _made(_Nearest, values, rounded, least, most)
 
 
 def straight(values: Tensor, rounded: Round) -> Tensor:
