@@ -28,8 +28,12 @@ PLANES = {name: "*i32" for name in ("inputs", "planes", "sums", "zeros", "row_su
 ROUNDED = {"LEAST": 2.0**-126, "WORDS": 32, "STEPS": 4}
 
 KERNELS: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
-    (few_tokens_triton.few_tokens, {**FEW, **AFTER, "DTYPE": tl.bfloat16, "GROUP": 0}, {"values": "*i32"}),
-    (few_tokens_triton.few_tokens, {**FEW, **AFTER, "DTYPE": tl.float16, "GROUP": 64}, {"values": "*u8", "y": "*fp16"}),
+    (few_tokens_triton.few_tokens, {**FEW, **AFTER, "DTYPE": tl.bfloat16, "GROUP": 0}, {"values": "*i32", "x": "*i16"}),
+    (
+        few_tokens_triton.one_to_four_tokens,
+        {**FEW, **AFTER, "DTYPE": tl.float16, "GROUP": 64, "TOKENS": 2, "ROWS": 8, "GROUPS": 128},
+        {"values": "*u8", "y": "*fp16"},
+    ),
     (few_tokens_triton.summed, {**AFTER, "SPLIT": 4, "ROWS": 1024}, {}),
     (nm_mask_triton._mask, {"ABSOLUTE": True, "GROUPS": 1024}, {}),
     (nm_tiles_triton._tiles, {"ABSOLUTE": True, "TILES": 128}, {}),

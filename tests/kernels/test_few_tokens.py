@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from twofour.errors import KernelError
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
-from twofour.kernels.nm_matmul.cuda.few_tokens import FEW_TOKENS, FewTokens
+from twofour.kernels.nm_matmul.cuda.few_tokens import FEW_TOKENS, FewTokens, default_way
 from twofour.kernels.nm_matmul.cuda.reference import opened_weight
 from twofour.kernels.problem import Problem
 from twofour.native import gpu
@@ -21,6 +21,10 @@ if reason := gpu.unavailable(triton=True):
 FEW = settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 LARGEST_ERROR = {"bfloat16": 6e-3, "float16": 8e-4, "int4": 6e-3}
 """Inputs and answers are rounded to 8 or 11 bits; of int4 the scaled weights are, too."""
+
+
+TENSOR, VECTOR = (32, 64, 1, 4, 3, 1), (8, 64, 1, 4, 1, 0)
+"""With tensor cores, and without."""
 
 
 def packed(rows: int, columns: int, dtype: str, *, group: int = 32, symmetric: bool = True, seed: int = 0) -> Packed:
@@ -42,11 +46,11 @@ def off(y: torch.Tensor, want: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("row", FEW_TOKENS, ids=lambda row: row.dtype)
-@pytest.mark.parametrize("tokens", [1, 17])
-def test_the_product_is_the_references(row: FewTokens, tokens: int) -> None:
+@pytest.mark.parametrize("tokens,way", [(1, TENSOR), (17, TENSOR), (1, VECTOR), (2, VECTOR), (7, VECTOR)], ids=str)
+def test_the_product_is_the_references(row: FewTokens, tokens: int, way: tuple[int, ...]) -> None:
     weight = packed(37, 288, row.dtype)
     x, want = operands(row, weight, tokens, torch.float32)
-    y = row.run_as((32, 64, 1, 4, 3), x, row.prepare(weight), None, Problem(37))
+    y = row.run_as(way, x, row.prepare(weight), None, Problem(37))
     assert y.dtype is torch.float32 and y.shape == (tokens, 37)
     assert off(y, want) < LARGEST_ERROR[row.dtype]
 
@@ -56,23 +60,23 @@ def test_int4_scales_and_zero_points(group: int, symmetric: bool) -> None:
     row = FEW_TOKENS[2]
     weight = packed(16, 128, "int4", group=group, symmetric=symmetric)
     x, want = operands(row, weight, 3, torch.bfloat16)
-    y = row.run_as((16, 32, 2, 4, 3), x, row.prepare(weight), None, Problem(16))
-    assert off(y, want) < 8e-3
+    for way in ((16, 32, 2, 4, 3, 1), (4, 32, 2, 4, 1, 0)):
+        assert off(row.run_as(way, x, row.prepare(weight), None, Problem(16)), want) < 8e-3
 
 
-@pytest.mark.parametrize("split", [1, 4])
+@pytest.mark.parametrize("way", [(16, 32, 1, 4, 3, 1), (16, 32, 4, 4, 3, 1), (4, 64, 1, 4, 1, 0), (4, 64, 2, 4, 1, 0)])
 @pytest.mark.parametrize(
     "epilogue",
     [Epilogue("relu"), Epilogue("gelu", "add"), Epilogue("gelu_tanh"), Epilogue("silu", "multiply")],
     ids=lambda e: f"{e.activation}-{e.combine}",
 )
-def test_epilogues_with_and_without_a_split(split: int, epilogue: Epilogue) -> None:
+def test_epilogues_with_and_without_a_split(way: tuple[int, ...], epilogue: Epilogue) -> None:
     row, weight = FEW_TOKENS[0], packed(16, 512, "bfloat16")
     x, product = operands(row, weight, 3, torch.float32)
     bias = torch.randn(16, device=gpu.device())
     other = torch.randn(3, 16, device=gpu.device()) if epilogue.combine != "none" else None
     with np.errstate(over="ignore"):  # the interpreter's exp
-        y = row.run_as((16, 32, split, 4, 3), x, row.prepare(weight), bias, Problem(16, epilogue), other)
+        y = row.run_as(way, x, row.prepare(weight), bias, Problem(16, epilogue), other)
     want = epilogue.apply(product + bias.cpu().double(), None if other is None else other.cpu().double())
     assert off(y, want) < LARGEST_ERROR["bfloat16"]
 
@@ -105,16 +109,36 @@ def test_every_configuration_covers_the_inputs() -> None:
     row = FEW_TOKENS[0]
     for columns in (64, 768, 4096, 11008):
         groups = -(-columns // 256) * 64
-        tried = row.configurations(4096, columns, 1)
-        assert tried and all(groups % (block * split) == 0 for _, block, split, _, _ in tried)
+        for tokens in (1, 4, 5):
+            tried = row.configurations(4096, columns, tokens)
+            assert all(groups % (block * split) == 0 for _, block, split, _, _, _ in tried)
+            assert {way[-1] for way in tried} == ({0, 1} if tokens <= 4 else {1})
+
+
+@pytest.mark.parametrize("columns", [64, 260, 768, 2048])
+def test_what_runs_where_nothing_was_searched_fits(columns: int) -> None:
+    row, weight = FEW_TOKENS[0], packed(16, columns, "bfloat16")
+    for tokens in (1, 3):
+        x, want = operands(row, weight, tokens, torch.bfloat16)
+        y = row.run_as(default_way(columns, tokens), x, row.prepare(weight), None, Problem(16))
+        assert off(y, want) < LARGEST_ERROR["bfloat16"]
+
+
+@pytest.mark.parametrize("way", [TENSOR, VECTOR], ids=str)
+@pytest.mark.parametrize("row", FEW_TOKENS, ids=lambda row: row.dtype)
+def test_what_is_not_finite_takes_its_token_and_no_other(row: FewTokens, way: tuple[int, ...]) -> None:
+    weight = packed(16, 64, row.dtype)
+    x, want = operands(row, weight, 5, torch.float32)
+    x[0, 3], x[2, 8], x[4, 63] = torch.nan, torch.inf, -torch.inf
+    with np.errstate(invalid="ignore"):
+        y = row.run_as(way, x, row.prepare(weight), None, Problem(16)).cpu()
+    assert not y[[0, 2, 4]].isfinite().any() and off(y[[1, 3]], want[[1, 3]]) < LARGEST_ERROR[row.dtype]
 
 
 def test_foreign_bytes_and_no_tokens() -> None:
     row, weight = FEW_TOKENS[0], packed(16, 64, "bfloat16")
     prepared = row.prepare(weight)
-    empty = row.run_as(
-        (16, 64, 1, 4, 3), torch.zeros(0, 64, device=gpu.device()), prepared, None, Problem(16, PLAIN_EPILOGUE)
-    )
+    empty = row.run_as(TENSOR, torch.zeros(0, 64, device=gpu.device()), prepared, None, Problem(16, PLAIN_EPILOGUE))
     assert empty.shape == (0, 16)
     with pytest.raises(KernelError, match="bytes made for another kernel"):
-        row.run_as((16, 64, 1, 4, 3), torch.zeros(1, 4096, device=gpu.device()), prepared, None, Problem(16))
+        row.run_as(TENSOR, torch.zeros(1, 4096, device=gpu.device()), prepared, None, Problem(16))

@@ -35,8 +35,12 @@ FEW = 64
 
 _FORMS = tuple((group, zeros) for group in GROUPS for zeros in (False, True))
 
-GROUPS_A_STEP = 32
-"""Groups in a block where nothing was searched: 128 inputs."""
+VECTOR_TOKENS = 4
+"""Tokens up to which the way without tensor cores is tried: each costs it five instructions a group of four."""
+
+_TENSOR_CORES = ((64, 16, 4, 3), (32, 32, 4, 1), (64, 32, 4, 3), (16, 64, 4, 3), (128, 32, 8, 3))
+_VECTORS = ((8, 128, 4, 1), (2, 512, 4, 1), (4, 256, 4, 1), (16, 64, 4, 1))
+"""Rows and groups of a block, warps, stages of its pipeline: what is searched, best first as an H100 had it."""
 
 
 @dataclass(frozen=True)
@@ -94,21 +98,24 @@ class FewTokens(CudaKernel):
         return size(self._sizes(out_features, in_features, max(GROUPS), False))
 
     def configurations(self, rows: int, columns: int, tokens: int) -> Sequence[Configuration]:
-        """Return blocks and splits that keep every multiprocessor busy, and their pipelines."""
+        """Return blocks and splits that keep every multiprocessor busy, their pipelines, and the ways to multiply."""
         padded = rounded_up(columns // 4, PADDED_GROUPS)
-        shapes = [(64, 32, 4, 4), (64, 32, 4, 3), (32, 64, 4, 4), (128, 32, 8, 3), (16, 64, 2, 4), (64, 64, 4, 3)]
+        shapes = [(shape, 1, (1, 2, 4, 8, 16)) for shape in _TENSOR_CORES]
+        if tokens <= VECTOR_TOKENS:
+            shapes = [*((shape, 0, (1, 2, 4)) for shape in _VECTORS), *shapes]
         return [
-            (block, groups, split, warps, stages)
-            for block, groups, warps, stages in shapes
-            for split in (1, 2, 4, 8, 16)
-            if padded % (groups * split) == 0 and (split == 1 or padded // (groups * split) >= 4)
+            (block, groups, split, warps, stages, tensor_cores)
+            for (block, groups, warps, stages), tensor_cores, splits in shapes
+            for split in splits
+            if padded % (groups * split) == 0
+            and (split == 1 or padded // (groups * split) >= 4 - 3 * (not tensor_cores))
         ]
 
     def run(
         self, x: Tensor, weight: Prepared, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None
     ) -> Tensor:
         """Multiply; see `Kernel.run`. float32 and foreign 16-bit inputs are rounded to the row's type first."""
-        chosen = tuned().chosen(key(self.name, problem.rows, x.shape[1], len(x)), _default(x.shape[1]))
+        chosen = tuned().chosen(key(self.name, problem.rows, x.shape[1], len(x)), default_way(x.shape[1], len(x)))
         return self.run_as(chosen, x, weight, bias, problem, other)
 
     def run_as(
@@ -120,7 +127,7 @@ class FewTokens(CudaKernel):
         problem: Problem,
         other: MaybeTensor = None,
     ) -> Tensor:
-        """Multiply in a given way: (rows, groups, split, warps, stages)."""
+        """Multiply in a given way: (rows, groups, split, warps, stages, whether tensor cores multiply)."""
         from twofour.kernels.nm_matmul.cuda.launch import launch
 
         problem.epilogue.require(other, (len(x), problem.rows))
@@ -132,7 +139,7 @@ class FewTokens(CudaKernel):
         parts = opened(weight.tensor, self._parts(weight.tensor, problem.rows, columns), self.name)
         group, _ = _form(weight.tensor) if self.dtype == "int4" else (0, False)
         other = None if other is None else other.contiguous()
-        launch(way, _groups(x.to(kind)), parts, group, bias, other, y, problem.epilogue, kind)
+        launch(way, _aligned(x.to(kind)), parts, group, bias, other, y, problem.epilogue, kind)
         return y
 
     def _parts(self, prepared: Tensor, rows: int, columns: int) -> tuple[Part, ...]:
@@ -151,19 +158,22 @@ class FewTokens(CudaKernel):
         return (*found, Part(torch.int8, (rows, runs))) if zeros else found
 
 
-def _default(columns: int) -> Configuration:
-    """Return blocks for a row of this many inputs, cut into as many parts as its length bears, four at most."""
-    steps = rounded_up(columns // 4, PADDED_GROUPS) // GROUPS_A_STEP
-    split = max(split for split in (1, 2, 4) if steps % split == 0 and split <= max(1, steps // 4))
-    return (64, GROUPS_A_STEP, split, 4, 3)
+def default_way(columns: int, tokens: int) -> Configuration:
+    """Return blocks for a row of this many inputs where nothing was searched: the first that fits."""
+    padded = rounded_up(columns // 4, PADDED_GROUPS)
+    if tokens <= VECTOR_TOKENS // 2:
+        rows, groups, warps, stages = next(shape for shape in _VECTORS if padded % shape[1] == 0)
+        return (rows, groups, 1, warps, stages, 0)
+    rows, groups, warps, stages = _TENSOR_CORES[0]
+    steps = padded // groups
+    split = max(split for split in (1, 2, 4, 8) if steps % split == 0 and split <= max(1, steps // 4))
+    return (rows, groups, split, warps, stages, 1)
 
 
-def _groups(x: Tensor) -> Tensor:
-    """Return 16-bit inputs (tokens, in) as int64 (tokens, in / 4): one number a group of four."""
+def _aligned(x: Tensor) -> Tensor:
+    """Return inputs that are contiguous and begin at a multiple of 16 bytes."""
     x = x.contiguous()
-    if x.data_ptr() % 16:  # a view that begins inside another tensor
-        x = x.clone()
-    return x.view(torch.int64)
+    return x.clone() if x.data_ptr() % 16 else x  # a view that begins inside another tensor
 
 
 def _scales(weight: Packed, name: str) -> list[Tensor]:

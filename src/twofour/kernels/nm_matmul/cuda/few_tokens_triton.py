@@ -1,11 +1,14 @@
 # type: ignore
 # The line above: a checker of types takes the kernels for Python, and Triton need not be installed.
-"""The Triton kernels of few tokens: packed 2:4 weights are read once, opened in registers, multiplied by tensor cores.
+"""The Triton kernels of few tokens: packed 2:4 weights are read once and opened in registers.
 
 With few tokens the product takes as long as its weights take to arrive, so they travel packed: 9/16 of bfloat16's
-bytes, or 3/8 of a byte a weight (and scales) as int4. A tile of weights becomes four tiles, one for each place in the
-groups of four; place p multiplies the inputs 4 g + p. No sparse instruction is involved: Triton has none, and the
-arithmetic is not what limits. `few_tokens.py` has the order of the bytes.
+bytes, or 3/8 of a byte a weight (and scales) as int4. No sparse instruction is involved: Triton has none, and the
+arithmetic is not what limits. `few_tokens.py` has the order of the bytes. There are two ways:
+
+* `few_tokens`: a tile of weights is opened to dense, and the ordinary tensor cores multiply it by up to 32 tokens.
+* `one_to_four_tokens`: each kept value picks the input that it meets, one byte permutation for both of a group, and is
+  multiplied in float32; nothing passes through shared memory but the inputs.
 """
 
 from __future__ import annotations
@@ -17,38 +20,44 @@ from twofour.kernels.epilogue_triton import stored as _stored
 
 
 @triton.jit
-def _operand(bits, DTYPE: tl.constexpr, INTERPRETED: tl.constexpr):
+def _half(bits, DTYPE: tl.constexpr, INTERPRETED: tl.constexpr):
     """Read 16 bits as DTYPE; the interpreter multiplies bfloat16 wrongly, so there they become float32."""
     if INTERPRETED:
-        return bits.to(DTYPE, bitcast=True).to(tl.float32)
-    return bits.to(DTYPE, bitcast=True)
+        return bits.to(tl.int16).to(DTYPE, bitcast=True).to(tl.float32)
+    return bits.to(tl.int16).to(DTYPE, bitcast=True)
 
 
 @triton.jit
-def _places(first, second, code):
-    """Return the bits at the four places of each group: `first` and `second` where `code` says, else zero."""
-    i, j = code & 3, (code >> 2) & 3
-    zero = first ^ first
-    p0 = tl.where(i == 0, first, zero)
-    p1 = tl.where(i == 1, first, tl.where(j == 1, second, zero))
-    p2 = tl.where(i == 2, first, tl.where(j == 2, second, zero))
-    p3 = tl.where(j == 3, second, zero)
-    return p0, p1, p2, p3
+def _both(bits, DTYPE: tl.constexpr):
+    """Return the two numbers of 16 bits in an int32 as float32, the lower first."""
+    if DTYPE == tl.bfloat16:  # noqa: SIM300
+        return (bits << 16).to(tl.float32, bitcast=True), (bits & -65536).to(tl.float32, bitcast=True)
+    first, second = bits.to(tl.int16), (bits >> 16).to(tl.int16)
+    return first.to(DTYPE, bitcast=True).to(tl.float32), second.to(DTYPE, bitcast=True).to(tl.float32)
 
 
 @triton.jit
-def _dequantize(nibble, scale, zero, DTYPE: tl.constexpr):
-    """Return scale * (q - zero) rounded to DTYPE, as bits; `nibble` holds q in its lowest four bits."""
+def _dequantized(nibble, scale, zero):
+    """Return scale * (q - zero) in float32; `nibble` holds q in its lowest four bits."""
     signed = (nibble & 15) - ((nibble & 8) << 1)
-    return ((signed.to(tl.float32) - zero) * scale).to(DTYPE).to(tl.int16, bitcast=True)
+    return (signed.to(tl.float32) - zero) * scale
 
 
 @triton.jit
-def _weights(
-    values, codes, scales, zeros, held, word, padded, runs,
-    DTYPE: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, INTERPRETED: tl.constexpr,
-):  # fmt: skip
-    """Return the weights at the four places of the groups that belong to some words of eight, each (rows, groups).
+def _kept(
+    values,
+    codes,
+    scales,
+    zeros,
+    held,
+    word,
+    padded,
+    runs,
+    DTYPE: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZEROS: tl.constexpr,
+):
+    """Return both kept values of the groups in some words of eight, float32 (rows, words, 8), and their positions.
 
     `held` names the rows, `word` the words of eight groups; the other arguments are those of `few_tokens`.
     """
@@ -57,34 +66,30 @@ def _weights(
     code = tl.load(codes + at)[:, :, None] >> (4 * place)
     both = tl.load(values + at[:, :, None] * 8 + place)
     if GROUP == 0:
-        first, second = both.to(tl.int16), (both >> 16).to(tl.int16)
-    else:
-        run = held[:, None] * runs + word[None, :] * 32 // GROUP
-        scale = tl.load(scales + run).to(tl.float32)[:, :, None]
-        zero = scale * 0.0
-        if ZEROS:
-            zero = tl.load(zeros + run).to(tl.float32)[:, :, None]
-        whole = both.to(tl.int32)
-        first, second = _dequantize(whole, scale, zero, DTYPE), _dequantize(whole >> 4, scale, zero, DTYPE)
-    p0, p1, p2, p3 = _places(first, second, code)
-    flat: tl.constexpr = (held.shape[0], word.shape[0] * 8)
-    w0 = _operand(tl.reshape(p0, flat), DTYPE, INTERPRETED)
-    w1 = _operand(tl.reshape(p1, flat), DTYPE, INTERPRETED)
-    w2 = _operand(tl.reshape(p2, flat), DTYPE, INTERPRETED)
-    w3 = _operand(tl.reshape(p3, flat), DTYPE, INTERPRETED)
-    return w0, w1, w2, w3
+        first, second = _both(both, DTYPE)
+        return first, second, code
+    run = held[:, None] * runs + word[None, :] * 32 // GROUP
+    scale = tl.load(scales + run).to(tl.float32)[:, :, None]
+    zero = scale * 0.0
+    if ZEROS:
+        zero = tl.load(zeros + run).to(tl.float32)[:, :, None]
+    whole = both.to(tl.int32)
+    return _dequantized(whole, scale, zero), _dequantized(whole >> 4, scale, zero), code
 
 
 @triton.jit
-def _inputs(x, group, token, groups, tokens, DTYPE: tl.constexpr, INTERPRETED: tl.constexpr):
-    """Return the inputs at the four places of each group, each (groups, tokens)."""
-    inside = (group < groups)[:, None] & (token < tokens)[None, :]
-    four = tl.load(x + token.to(tl.int64)[None, :] * groups + group[:, None], mask=inside, other=0)
-    x0 = _operand(four.to(tl.int16), DTYPE, INTERPRETED)
-    x1 = _operand((four >> 16).to(tl.int16), DTYPE, INTERPRETED)
-    x2 = _operand((four >> 32).to(tl.int16), DTYPE, INTERPRETED)
-    x3 = _operand((four >> 48).to(tl.int16), DTYPE, INTERPRETED)
-    return x0, x1, x2, x3
+def _weights(first, second, code, DTYPE: tl.constexpr, GROUPS: tl.constexpr, INTERPRETED: tl.constexpr):
+    """Return the weights that kept values and positions stand for, in DTYPE: (rows, 4 * GROUPS)."""
+    u, v = first.to(DTYPE).to(tl.int16, bitcast=True), second.to(DTYPE).to(tl.int16, bitcast=True)
+    i, j = code & 3, (code >> 2) & 3
+    zero = u ^ u
+    p0 = tl.where(i == 0, u, zero)
+    p1 = tl.where(i == 1, u, tl.where(j == 1, v, zero))
+    p2 = tl.where(i == 2, u, tl.where(j == 2, v, zero))
+    p3 = tl.where(j == 3, v, zero)
+    # The last axis of an outer join runs fastest: places 0, 1, 2, 3 stand beside each other.
+    opened = tl.join(tl.join(p0, p2), tl.join(p1, p3))
+    return _half(tl.reshape(opened, (first.shape[0], 4 * GROUPS)), DTYPE, INTERPRETED)
 
 
 @triton.jit
@@ -92,15 +97,14 @@ def _step(
     acc, step, x, values, codes, scales, zeros, held, token, tokens, groups, padded, runs,
     DTYPE: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, GROUPS: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Add the products of one block of groups."""
+    """Add the product of one block of groups."""
     word = step * (GROUPS // 8) + tl.arange(0, GROUPS // 8)
-    group = step * GROUPS + tl.arange(0, GROUPS)
-    w0, w1, w2, w3 = _weights(values, codes, scales, zeros, held, word, padded, runs, DTYPE, GROUP, ZEROS, INTERPRETED)
-    x0, x1, x2, x3 = _inputs(x, group, token, groups, tokens, DTYPE, INTERPRETED)
-    acc = tl.dot(w0, x0, acc)
-    acc = tl.dot(w1, x1, acc)
-    acc = tl.dot(w2, x2, acc)
-    return tl.dot(w3, x3, acc)
+    first, second, code = _kept(values, codes, scales, zeros, held, word, padded, runs, DTYPE, GROUP, ZEROS)
+    column = step * GROUPS * 4 + tl.arange(0, GROUPS * 4)
+    inside = (column < 4 * groups)[:, None] & (token < tokens)[None, :]
+    met = tl.load(x + token.to(tl.int64)[None, :] * (4 * groups) + column[:, None], mask=inside, other=0)
+    weights = _weights(first, second, code, DTYPE, GROUPS, INTERPRETED)
+    return tl.dot(weights, _half(met, DTYPE, INTERPRETED), acc)
 
 
 @triton.jit
@@ -114,7 +118,7 @@ def few_tokens(
     """Multiply a block of rows by a block of tokens over one part of the inputs.
 
     Args:
-        x: int64 (tokens, groups): the four 16-bit inputs of each group.
+        x: int16 (tokens, 4 * groups): the bits of 16-bit inputs.
         values: int32 (rows, padded): both kept values of a group, the first below; with GROUP uint8, two int4.
         codes: int32 (rows, padded / 8): the positions of eight groups, four bits each.
         scales: bfloat16 (rows, runs), with GROUP.
@@ -145,24 +149,112 @@ def few_tokens(
     token = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
     held = tl.minimum(row, rows - 1).to(tl.int64)  # rows behind the last read the last; they are not stored
     acc = tl.zeros((ROWS, TOKENS), tl.float32)
-    first = tl.program_id(1) * steps
+    begin = tl.program_id(1) * steps
     if INTERPRETED:
         for index in range(INTERPRETED):
             acc = _step(
-                acc, first + index, x, values, codes, scales, zeros, held, token, tokens, groups, padded, runs,
+                acc, begin + index, x, values, codes, scales, zeros, held, token, tokens, groups, padded, runs,
                 DTYPE, GROUP, ZEROS, GROUPS, INTERPRETED,
             )  # fmt: skip
     else:
         for index in range(steps):
             acc = _step(
-                acc, first + index, x, values, codes, scales, zeros, held, token, tokens, groups, padded, runs,
+                acc, begin + index, x, values, codes, scales, zeros, held, token, tokens, groups, padded, runs,
                 DTYPE, GROUP, ZEROS, GROUPS, INTERPRETED,
             )  # fmt: skip
+    _written(acc, partial, bias, other, y, token, row, tokens, rows, BIAS, ACTIVATION, COMBINE, PARTIAL)
+
+
+@triton.jit
+def _written(
+    acc, partial, bias, other, y, token, row, tokens, rows,
+    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, COMBINE: tl.constexpr, PARTIAL: tl.constexpr,
+):  # fmt: skip
+    """Write a tile of sums (row, token): the answer, or with PARTIAL this part's share of it."""
     if PARTIAL:
         at = (tl.program_id(1) * tokens + token[None, :]).to(tl.int64) * rows + row[:, None]
         tl.store(partial + at, acc, mask=(token < tokens)[None, :] & (row < rows)[:, None])
     else:
         _stored(acc, bias, other, y, token[None, :], row[:, None], tokens, rows, BIAS, ACTIVATION, COMBINE)
+
+
+@triton.jit
+def _met(low, high, select, INTERPRETED: tl.constexpr):
+    """Return two of four inputs of 16 bits, as `select` names their bytes in (low, high): the first one below."""
+    if INTERPRETED:
+        i, j = (select & 15) >> 1, (select >> 9) & 7
+        first = tl.where(i < 2, low, high) >> (16 * (i & 1))
+        second = tl.where(j < 2, low, high) >> (16 * (j & 1))
+        return (first & 65535) | (second << 16)
+    return tl.inline_asm_elementwise(
+        "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [low, high, select], dtype=tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def _lost(two, DTYPE: tl.constexpr):
+    """Return zero, or NaN where one of two inputs is infinite or NaN: a dense product meets it with a zero, too."""
+    first, second = _both(two, DTYPE)
+    return first * 0.0 + second * 0.0
+
+
+@triton.jit
+def _token(
+    acc, lost, first, second, select, x, token, tokens, group, groups, DTYPE: tl.constexpr, INTERPRETED: tl.constexpr
+):
+    """Add one token's products with a block of groups: acc (rows, words, 8); lost (words, 8)."""
+    inside = (group < groups) & (token < tokens)
+    four = tl.load(x + token.to(tl.int64) * groups + group, mask=inside, other=0)
+    low, high = four.to(tl.int32), (four >> 32).to(tl.int32)
+    x0, x1 = _both(_met(low[None, :, :], high[None, :, :], select, INTERPRETED), DTYPE)
+    acc += first * x0
+    acc += second * x1
+    return acc, lost + (_lost(low, DTYPE) + _lost(high, DTYPE))
+
+
+@triton.jit
+def one_to_four_tokens(
+    x, values, codes, scales, zeros, bias, other, y, partial, tokens, rows, groups, padded, runs, steps,
+    DTYPE: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr,
+    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, COMBINE: tl.constexpr,
+    PARTIAL: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """Do what `few_tokens` does, TOKENS 1, 2 or 4, without tensor cores; x is int64 (tokens, groups)."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    begin, one = tl.program_id(1) * steps, tl.program_id(2) * TOKENS
+    held = tl.minimum(row, rows - 1).to(tl.int64)
+    a0 = tl.zeros((ROWS, GROUPS // 8, 8), tl.float32)
+    l0 = tl.zeros((GROUPS // 8, 8), tl.float32)
+    a1, a2, a3, l1, l2, l3 = a0, a0, a0, l0, l0, l0
+    for index in range(INTERPRETED if INTERPRETED else steps):
+        word = (begin + index) * (GROUPS // 8) + tl.arange(0, GROUPS // 8)
+        first, second, code = _kept(values, codes, scales, zeros, held, word, padded, runs, DTYPE, GROUP, ZEROS)
+        select = 0x1010 + (code & 3) * 0x22 + ((code >> 2) & 3) * 0x2200  # bytes 2 i, 2 i + 1, 2 j and 2 j + 1
+        group = word[:, None] * 8 + tl.arange(0, 8)[None, :]
+        a0, l0 = _token(a0, l0, first, second, select, x, one, tokens, group, groups, DTYPE, INTERPRETED)
+        if TOKENS > 1:
+            a1, l1 = _token(a1, l1, first, second, select, x, one + 1, tokens, group, groups, DTYPE, INTERPRETED)
+        if TOKENS > 2:
+            a2, l2 = _token(a2, l2, first, second, select, x, one + 2, tokens, group, groups, DTYPE, INTERPRETED)
+            a3, l3 = _token(a3, l3, first, second, select, x, one + 3, tokens, group, groups, DTYPE, INTERPRETED)
+    _summed(a0, l0, partial, bias, other, y, one, row, tokens, rows, BIAS, ACTIVATION, COMBINE, PARTIAL)
+    if TOKENS > 1:
+        _summed(a1, l1, partial, bias, other, y, one + 1, row, tokens, rows, BIAS, ACTIVATION, COMBINE, PARTIAL)
+    if TOKENS > 2:
+        _summed(a2, l2, partial, bias, other, y, one + 2, row, tokens, rows, BIAS, ACTIVATION, COMBINE, PARTIAL)
+        _summed(a3, l3, partial, bias, other, y, one + 3, row, tokens, rows, BIAS, ACTIVATION, COMBINE, PARTIAL)
+
+
+@triton.jit
+def _summed(
+    acc, lost, partial, bias, other, y, token, row, tokens, rows,
+    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, COMBINE: tl.constexpr, PARTIAL: tl.constexpr,
+):  # fmt: skip
+    """Add up the sums (rows, words, 8) of one token and write them."""
+    total = tl.sum(tl.sum(acc, 2), 1) + tl.sum(tl.sum(lost, 1), 0)
+    token = token + tl.arange(0, 1)
+    _written(total[:, None], partial, bias, other, y, token, row, tokens, rows, BIAS, ACTIVATION, COMBINE, PARTIAL)
 
 
 @triton.jit
