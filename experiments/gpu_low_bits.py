@@ -33,7 +33,7 @@ from twofour.files import replacing
 from twofour.measure import gpu_facts, machine
 from twofour.native import gpu
 
-START, START_RATE = "start", 0.2
+START = "start"
 WIDTHS = ("w1a1", "w1a2", "w2a2")
 
 
@@ -148,7 +148,6 @@ def _trained(
 ) -> training.Run:
     """Train with one cycle; what is in `checkpoints` of an earlier, stopped run is taken up."""
     epochs = task.start_epochs if start else task.epochs
-    task.rate = START_RATE if start else ConvNet.AGAIN_RATE
     loader = task.loader(seed)
     with (
         torch.autocast(task.device.type, torch.bfloat16),
@@ -162,6 +161,7 @@ def _trained(
             schedule=lambda made: one_cycle(made, epochs * len(loader)),
             epochs=epochs,
             checkpoint=checkpoints,
+            clip_norm=1.0,
             seed=seed,
             name=name,
             teacher=teacher,

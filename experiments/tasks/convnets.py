@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -19,6 +19,8 @@ from tasks.fashion import Fashion
 from twofour.demo.convnets import NETS
 
 BATCH = 512
+RATE = 0.1
+"""The highest learning rate."""
 
 
 class OutOfTime(Exception):
@@ -36,17 +38,26 @@ class AllFashion(Fashion):
 
 @dataclass(frozen=True)
 class Source:
-    """A data set: what reads it, its title, the channels of its images, and by how many places they are shifted."""
+    """A data set.
+
+    Attributes:
+        kind: What reads it.
+        title: Of the page.
+        channels: Of its images.
+        side: Their height and width.
+        shift: Places by which training images are shifted at most.
+    """
 
     kind: type[AllFashion] | type[Cifar10]
     title: str
     channels: int
+    side: int
     shift: int
 
 
 SOURCES = {
-    "fashion": Source(AllFashion, "Fashion-MNIST", 1, 2),
-    "cifar10": Source(Cifar10, "CIFAR-10", 3, 4),
+    "fashion": Source(AllFashion, "Fashion-MNIST", 1, 28, 2),
+    "cifar10": Source(Cifar10, "CIFAR-10", 3, 32, 4),
 }
 
 TITLES = {"vgg": "a VGG-like net of 64 to 256 channels", "resnet18": "ResNet-18 for small images"}
@@ -69,8 +80,6 @@ class ConvNet(Task):
     start_epochs = 15
     """Of the float net that all others start from; `epochs` are those of every training after it."""
     taught = True
-    AGAIN_RATE = 0.1
-    """The highest learning rate of those."""
 
     def __init__(
         self,
@@ -85,15 +94,17 @@ class ConvNet(Task):
         self.name, self.source, self.net = f"{source}-{net}", SOURCES[source], net
         self.title = f"{self.source.title}, {TITLES[net]}"
         self.device, self.images, self.held, self.deadline = torch.device(device), images, held, deadline
-        self.rate = self.AGAIN_RATE
 
     @property
     def notes(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What was trained, and how."""
+        """What was trained, and how: `start_epochs`, `epochs` and `teacher` are to be put in."""
+        source = self.source
         return (
-            f"The net that `benchmarks/run.py bits-nets` times, with {self.source.channels} channels of input. Every "
-            f"training, the control's too, sees all training images (SGD, momentum 0.9, weight decay 5e-4, batch "
-            f"{BATCH}, one cycle, flips, shifts by {self.source.shift})."
+            f"The net that `benchmarks/run.py bits-nets` times, for {source.channels} x {source.side} x {source.side} "
+            "inputs. The float net has {start_epochs} epochs of all training images, each training after it, the "
+            "control's too, {epochs} more{teacher} "
+            f"(SGD, momentum 0.9, weight decay 5e-4, batch {BATCH}, one cycle, rate {RATE} at most, gradients clipped "
+            f"at 1, flips, shifts by {source.shift})."
         )
 
     @property
@@ -127,11 +138,10 @@ class ConvNet(Task):
     def _batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return images in channels_last and labels; the numbers that are drawn go to the device in one piece."""
         images, labels = self.train
-        shift, side = self.source.shift, images.shape[1] - 2 * self.source.shift
-        n = len(index)
+        shift, n = self.source.shift, len(index)
         drawn = torch.stack([index, *torch.randint(0, 2 * shift + 1, (2, n)), torch.randint(0, 2, (n,))])
         at, top, left, flip = drawn.to(self.device, non_blocking=True)
-        steps = torch.arange(side, device=self.device)
+        steps = torch.arange(self.source.side, device=self.device)
         rows = top[:, None] + steps
         columns = left[:, None] + torch.where(flip[:, None] == 1, steps.flip(0), steps)
         return images[at[:, None, None], rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2), labels[at]
@@ -142,12 +152,20 @@ class ConvNet(Task):
 
     def optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
         """SGD with Nesterov's momentum."""
-        return SGD(parameters, lr=self.rate, momentum=0.9, weight_decay=5e-4, nesterov=True)
+        return SGD(parameters, lr=RATE, momentum=0.9, weight_decay=5e-4, nesterov=True)
 
     def evaluate(self, model: nn.Module) -> float:
         """Accuracy on the test images, in float32 without TF32."""
+        return self._accuracy(model, len(self.test[1]))
+
+    def evaluate_first(self, images: int) -> Callable[[Task, nn.Module], float]:
+        """Return what evaluates a model on the first test images alone, in the batches of `evaluate`."""
+        return lambda _, model: self._accuracy(model, images)
+
+    def _accuracy(self, model: nn.Module, images: int) -> float:
+        batch = 500 if self.device.type == "cuda" else 100  # whose values a CPU's cache holds
         with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
-            return accuracy(model, *self.test)
+            return accuracy(model, *(part[:images] for part in self.test), batch=batch)
 
     def calibration(self) -> list[Any]:
         """1,024 training images as they are."""
