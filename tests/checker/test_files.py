@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import twofour
 from tests.checker.small import damages, finding, pruned, random, write_shards
-from tests.export.small import masked
-from tests.export.test_malformed import CASES, FOLDERS
+from tests.export.small import Net, masked
+from tests.export.test_malformed import CASES, FOLDERS, change
 from twofour.checkpoints import describe
 from twofour.errors import FormatError, LayerError, SourceError, TwofourError
 
@@ -398,6 +398,35 @@ def test_what_load_refuses_is_refused_for_the_same_reason(tmp_path: Path, code: 
         with pytest.raises(FormatError) as caught:
             twofour.check(path)
         assert caught.value.code == code, caught.value
+
+
+REFUSED_BY_LOAD = {"low_bits": "model-low-bits", "ranges": "settings-names"}
+"""Settings by which layers answer otherwise; the others choose kernels, and `load` passes them by."""
+
+SETTINGS: dict[str, object] = {
+    "low_bits": {"gone": {"weights": "s2", "inputs": "u8", "static": False}},
+    "ranges": {"gone": [0.5, 3]},
+    "counts": {"gone": 3},
+    "images": {"gone": [1, 4, 4]},
+    "steps": {"gone": [2, 1]},
+    "kept_dense": ["gone"],
+}
+
+
+@pytest.mark.parametrize("key", SETTINGS)
+def test_settings_of_a_layer_that_the_file_lacks_are_refused(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "m.safetensors"
+    twofour.save(masked(), path)
+    change(path, lambda _, found: found["settings"].update({key: SETTINGS[key]}))
+    with pytest.raises(FormatError, match=rf"`{key}` in its settings says something of `gone`") as caught:
+        twofour.check(path)
+    assert caught.value.code == "settings-names"
+    if key in REFUSED_BY_LOAD:
+        with pytest.raises(FormatError) as caught:
+            twofour.load(path, Net(), masked=True)
+        assert caught.value.code == REFUSED_BY_LOAD[key]
+    change(path, lambda _, found: found["settings"].update({key: type(SETTINGS[key])()}))
+    assert twofour.check(path).ok
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +31,7 @@ def require_fit(path: Any, model: nn.Module, contents: Contents) -> None:
 
     Raises:
         FormatError: A tensor is missing, foreign, of another shape, packed along another axis, or the settings name
-            patterns of tensors that are not there.
+            patterns of tensors, or input ranges of layers, that are not there.
     """
     want = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
     have = {name: tuple(tensor.shape) for name, tensor in contents.plain.items()}
@@ -53,6 +54,34 @@ def require_fit(path: Any, model: nn.Module, contents: Contents) -> None:
             got = f"`{name}` is packed along axis {weight.header.axis}; the reduction axis is {axis}"
             raise misfit("model-axis", path, got)
     _require_patterns(path, contents)
+    require_layers(path, contents.settings, have, ("ranges",))  # without its range a layer answers otherwise
+
+
+LAYERS = ("low_bits", "ranges", "counts", "images", "steps", "kept_dense")
+"""Keys of the settings whose values name layers."""
+
+
+def require_layers(
+    path: Any, settings: Mapping[str, Any], names: Iterable[str], keys: Collection[str] = LAYERS
+) -> None:
+    """Refuse settings that name a layer of which the file holds nothing.
+
+    Args:
+        path: For messages.
+        settings: Of the file.
+        names: Every name that it stores a tensor under, aliases too.
+        keys: Which settings are looked at.
+
+    Raises:
+        FormatError: One does.
+    """
+    layers = {name.rpartition(".")[0] for name in names}
+    for key in keys:
+        said = settings.get(key)
+        named = [layer for layer in said if isinstance(layer, str)] if isinstance(said, dict | list) else []
+        if gone := sorted(layer for layer in named if layer not in layers):
+            got = f"`{key}` in its settings says something of `{cut(gone[0], 80)}`, of which the file holds nothing"
+            raise misfit("settings-names", path, got)
 
 
 def _require_kinds(path: Any, model: nn.Module, contents: Contents) -> None:

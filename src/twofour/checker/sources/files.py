@@ -36,6 +36,7 @@ from twofour.checker.weights import (
 from twofour.checkpoints import Checkpoint, Entry, Structure, structure
 from twofour.errors import FormatError, LayerError, SourceError
 from twofour.export.file import joined_aliases, require_one_save
+from twofour.export.fit import require_layers
 from twofour.export.low_bits import LOW_BITS, parse_low_bits, require_header
 from twofour.export.metadata import KEY, Description, read_description
 from twofour.importing.asp import BUFFER
@@ -182,7 +183,9 @@ def contents_of(checkpoint: Checkpoint) -> Contents:
     if described:
         packed = [one.name for one in whole if isinstance(one, Ours)]
         require_one_save(checkpoint.path, checkpoint.files, described)
-        joined_aliases(checkpoint.path, described.values(), entries.keys() - parts, packed)
+        aliases = joined_aliases(checkpoint.path, described.values(), entries.keys() - parts, packed)
+        names = entries.keys() - parts | {*packed} | aliases.keys()
+        require_layers(checkpoint.path, next(iter(described.values())).settings, names)
     stored: dict[str, Stored] = {name: entry for name, entry in entries.items() if name not in parts}
     stored |= {one.name: one for one in whole}
     axes |= {one.name: one.header.axis for one in whole if isinstance(one, Ours)}
