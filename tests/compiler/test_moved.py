@@ -119,7 +119,7 @@ def test_no_normalisation_reads_a_weight_elsewhere() -> None:
         norm(torch.randn(2, 8), torch.ones(8, device="meta"), None, 1e-5)
 
 
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.trace.* is deprecated")
 @pytest.mark.parametrize(("make", "shape", "graph"), CASES)
 def test_a_trace_holds_the_products(make, shape, graph) -> None:
     model, example = make(), torch.randn(shape)
@@ -130,7 +130,7 @@ def test_a_trace_holds_the_products(make, shape, graph) -> None:
         torch.testing.assert_close(traced(fewer), model(fewer), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.trace.* is deprecated")
 def test_a_trace_holds_attention_and_normalisation() -> None:
     q, other = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 7, 8)
     traced = torch.jit.trace(lambda q: attention(q, q, q), (q,))
