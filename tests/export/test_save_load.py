@@ -1,18 +1,23 @@
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 import twofour
 from tests.export.small import Net, masked, quick
 from twofour import masks
 from twofour.compiler import CompiledLinear
+from twofour.compiler.layer import PreparedWeights
 from twofour.errors import CompileError, FormatError, PackingError
 from twofour.export import Contents, read
 from twofour.export.file import write
+from twofour.kernels import available
+from twofour.packing import pack
 from twofour.patterns import parse
 
 
@@ -255,8 +260,105 @@ def test_the_plan_knows_the_size_of_the_file(tmp_path: Path, dtype: str, memory:
     assert [layer.bytes_in_file for layer in fast.plan.layers] == stored
     assert f"{sum(stored) / 1e6:.2f} MB of a file" in str(fast.plan)
     dense = [layer for layer in fast.plan.layers if layer.kind == "Linear" and "nm_" not in layer.dispatch]
-    assert all(("a file holds it as float32" in layer.reason) == (dtype in ("int8", "int4")) for layer in dense)
+    assert all(("a file holds it as float32" in layer.reason) == (dtype == "int4") for layer in dense)
     assert "head" in [layer.name for layer in dense]
+
+
+class Conv1DNet(nn.Module):
+    """Linears of odd sizes, one with a row of zeros, and a layer of Hugging Face whose weight stands as (in, out)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.turned, self.last = nn.Linear(37, 48), Conv1D(31, 48), nn.Linear(31, 5, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.turned(torch.relu(self.first(x)))))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("graph", [False, True])
+def test_dense_layers_of_int8_are_stored_in_int8_and_answer_the_same(
+    tmp_path: Path, dtype: torch.dtype, graph: bool
+) -> None:
+    torch.manual_seed(0)
+    net, path = Conv1DNet().eval().to(dtype), tmp_path / "m.safetensors"
+    with torch.no_grad():
+        net.first.weight[3] = 0
+    x = torch.randn(8, 37).to(dtype)
+    fast = twofour.compile(net, x, "int8", tokens=(1, 8), graph=graph)
+    twofour.save(fast, path)
+    contents = read(path)
+    sizes = {"first": (48, 37), "turned": (48, 31), "last": (5, 31)}
+    for name, shape in sizes.items():
+        held = contents.packed[f"{name}.weight"]
+        assert (held.header.pattern, held.header.dtype, held.header.shape) == ("dense", "int8", shape)
+        outputs = shape[1] if name == "turned" else shape[0]
+        assert held.nbytes == shape[0] * shape[1] + 4 * outputs
+        own = fast.get_submodule(name).weight
+        assert torch.equal(held.unpack().to(dtype), own.clone()) and own.dtype is dtype
+    assert contents.settings["patterns"] == {} and "axes" not in contents.settings
+    assert not twofour.check(path).ok  # nothing is sparse
+    with torch.device("meta"):
+        empty = Conv1DNet().to(dtype)
+    back = twofour.load(path, empty, graph=graph)
+    for tokens in (1, 3, 8, 33):
+        x = torch.randn(tokens, 37).to(dtype)
+        assert torch.equal(back(x), fast(x))
+    assert [layer.reason.partition(" (from")[0] for layer in back.plan.layers] == [
+        layer.reason for layer in fast.plan.layers
+    ]
+    twofour.save(back, tmp_path / "again.safetensors")
+    again = read(tmp_path / "again.safetensors").packed
+    for name, held in contents.packed.items():
+        assert torch.equal(again[name].values, held.values) and torch.equal(again[name].scales, held.scales)
+    twofour.save(back, tmp_path / "plain.safetensors", packed=False)
+    plain = load_file(tmp_path / "plain.safetensors")
+    assert all(torch.equal(plain[name], held.unpack()) for name, held in contents.packed.items())
+
+
+def test_whole_numbers_of_a_file_are_not_rounded_again(tmp_path: Path) -> None:
+    """A writer's scales need not be the largest value of a row by 127."""
+    torch.manual_seed(0)
+    net, path = nn.Sequential(nn.Linear(32, 8, bias=False)), tmp_path / "m.safetensors"
+    twofour.save(twofour.compile(net, dtype="int8", tokens=(4,)), path)
+    contents = read(path)
+    held = contents.packed["0.weight"]
+    coarse = replace(held, values=held.values // 16, scales=held.scales * 15.7)
+    write(path, replace(contents, packed={"0.weight": coarse}))
+    twofour.save(twofour.load(path, net), path)
+    again = read(path).packed["0.weight"]
+    assert torch.equal(again.values, coarse.values) and torch.equal(again.scales, coarse.scales)
+    # For a type that has no such products, and without scales, they are the numbers that they stand for.
+    settings = {**contents.settings, "dtype": "float32"}
+    for packed in (coarse, replace(coarse, scales=None)):
+        write(path, replace(contents, packed={"0.weight": packed}, settings=settings))
+        back = twofour.load(path, net, tokens=(4,))
+        x = torch.randn(4, 32)
+        torch.testing.assert_close(back(x), x @ packed.unpack().float().T)
+    write(path, replace(contents, packed={"0.weight": replace(coarse, scales=None)}))
+    torch.testing.assert_close(twofour.load(path, net)(x), x @ coarse.values.float().T, rtol=0.05, atol=1.0)
+
+
+def test_a_sparse_weight_that_runs_dense_keeps_its_whole_numbers(tmp_path: Path) -> None:
+    model = twofour.prune(nn.Sequential(nn.Linear(64, 24)), "2:4")
+    fast = twofour.compile(model, dtype="int8", tokens=(2,))
+    want = pack(model[0].weight.detach(), "2:4", "int8")
+    for row in available("dense_matmul"):
+        if row.dtype == "int8":
+            fast[0].prepared = PreparedWeights([row.prepare(model[0].weight.detach())])
+            found = fast[0].source()
+            assert found.header == want.header
+            assert all(
+                torch.equal(getattr(found, part), getattr(want, part)) for part in ("values", "indices", "scales")
+            )
+
+
+def test_a_scale_that_files_do_not_take_leaves_a_dense_weight_in_floats(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(32, 8))
+    with torch.no_grad():
+        net[0].weight[0, 0] = torch.finfo(torch.float32).max
+    twofour.save(twofour.compile(net, dtype="int8", tokens=(2,)), tmp_path / "m.safetensors")
+    assert read(tmp_path / "m.safetensors").plain["0.weight"].dtype is torch.float32
 
 
 def test_the_file_knows_the_token_counts_of_the_example(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ KINDS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("block:4x16@0.5", "b1", {}),
     ("1:4", "u3", {"group": 32}),
     ("2:4", "s2", {}),
+    ("dense", "int8", {}),
 )
 """Pattern, encoding and options of the packed weight in each good file."""
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twofour.errors import PackingError, PatternError
-from twofour.packing import Header, Packed, encodings, kept, layout_header, pack, read_layout_header
+from twofour.packing import Header, Packed, encodings, kept, layout_header, pack, packed_bytes, read_layout_header
 from twofour.patterns import NM, parse
 
 
@@ -86,6 +86,18 @@ def test_convolutions_pack_along_input_channels(shape: tuple[int, ...], axis: in
     packed = pack(weight, "2:4", axis=axis)
     assert packed.header.reduction == 16
     assert torch.equal(packed.unpack(), weight)
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((5, 7), -1), ((7, 5), 0), ((4, 6, 3), 1), ((4, 6, 3, 3), 1)])
+def test_a_dense_weight_of_int8_is_its_whole_numbers_and_a_scale_a_row(shape: tuple[int, ...], axis: int) -> None:
+    weight = torch.randn(shape)
+    packed = pack(weight, "dense", "int8", axis=axis)
+    assert packed.nbytes == weight.numel() + 4 * weight.numel() // weight.shape[axis] == packed_bytes(packed.header)
+    packed.validate()
+    back = replace(packed, header=Header.from_dict(packed.header.to_dict())).unpack()
+    assert ((back - weight).abs() <= weight.abs().amax(axis, keepdim=True) / 253).all()
+    whole = (weight * 20).round().clamp(-128, 127).to(torch.int8)
+    assert torch.equal(pack(whole, "dense", axis=axis).unpack(), whole)
 
 
 def test_strided_weights_pack_as_their_contiguous_copies() -> None:
@@ -167,6 +179,8 @@ def test_a_header_whose_axis_has_half_a_group_is_refused() -> None:
         (torch.zeros(4, 8, dtype=torch.int8), "2:4", "int4"),
         (torch.zeros(4, 8), "4:8-pairs", None),
         (torch.zeros(4, 8), "2:4", "float8"),
+        (torch.zeros(4, 8), "dense", "float32"),
+        (torch.zeros(4, 32), "dense", "int4"),
     ],
 )
 def test_dtypes_without_a_form_are_refused(weight: torch.Tensor, pattern: str, dtype: str | None) -> None:

@@ -197,7 +197,7 @@ def _describe(
     entry: LayerWeight, choice: Choice, tokens: int, nbytes: int, stored: int, terms: Terms, because: str
 ) -> LayerPlan:
     notes = (
-        AS_FLOATS if terms.computing.packed.scaled and not choice.dispatch.sparse else "",
+        AS_FLOATS if terms.computing.stored != terms.computing.dense_stored and not choice.dispatch.sparse else "",
         choice.dispatch.at(tokens)[0].remark(entry.columns),
         SCATTERED if entry.geometry is not None and entry.geometry.scattered else "",
         not_measured(entry.geometry, terms.memory, terms.rules == CLOSE) if entry.geometry is not None else "",

@@ -36,7 +36,7 @@ class Case:
         ranged = "" if problem.quantization.dynamic else "/static"
         answers = problem.quantization.y_dtype
         ranged += "" if answers is None else f"-{answers}".replace("torch.", "")
-        pattern = f"/{weight.header.pattern}" if isinstance(weight, Packed) else ""
+        pattern = f"/{weight.header.pattern}" if isinstance(weight, Packed) and weight.header.sparse else ""
         pattern = f"/{weight.pattern}" if isinstance(weight, BitWeight) and weight.pattern != "dense" else pattern
         grouped = weight if isinstance(weight, BitWeight) else weight.header if isinstance(weight, Packed) else None
         group = f"/g{grouped.group}" if grouped is not None and grouped.group else ""

@@ -169,7 +169,8 @@ def choose_recurrent(layer: RecurrentWeights, terms: Terms, footprint: int) -> t
 def _chosen_dense(layer: RecurrentWeights, name: str, terms: Terms, steps: Steps, footprint: int) -> tuple[Choice, str]:
     """Choose the products of a weight that is unpacked."""
     weight = layer.weights[name]
-    plain = dense_of(weight.weight)
+    packed = isinstance(weight.weight, Packed) and weight.weight.header.sparse
+    plain = dense_of(weight.weight) if packed else weight.weight
     return _chosen(layer, name, replace(weight, weight=plain, pattern=None), terms, steps, footprint)
 
 
@@ -185,9 +186,9 @@ def _chosen(
     try:
         return terms.choose(layer.name, source, *given, **options), because
     except KernelError:
-        if isinstance(source, Packed):
+        if isinstance(source, Packed) and source.header.sparse:
             raise
-        found = terms.choose(layer.name, source.float(), *given, **options, dtype=FLOAT32.dtype)
+        found = terms.choose(layer.name, dense_of(source).float(), *given, **options, dtype=FLOAT32.dtype)
         return found, f"{because}; no dense {terms.computing.dtype} product of ours takes it, so in float32"
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from twofour.errors import CompileError, PackingError
 from twofour.kernels import rows
 from twofour.kernels.base import Kernel
-from twofour.packing import Packed, dense_of, encodings, pack, packed_rule, rewrite
+from twofour.packing import Packed, dense_of, encodings, has_form, pack, packed_rule, rewrite
 from twofour.packing.encodings import GROUPS
-from twofour.patterns import Pattern
+from twofour.patterns import DENSE, Pattern
 from twofour.patterns.base import Conformity, is_finite, non_finite
 
 REAL = (torch.float32, torch.bfloat16)
@@ -131,9 +131,11 @@ class Computing:
         return rows * columns * encodings.get(self.dtype).bits / 8
 
     @property
-    def plain_itemsize(self) -> int:
-        """Bytes of one value of a weight that a file holds dense: whole numbers are written as the floats they are."""
-        return 4 if self.packed.scaled else self.packed.dtype.itemsize
+    def dense_stored(self) -> str:
+        """Name of the encoding in which a file holds a weight that runs dense: int4 and float8 as floats."""
+        if self.device == "cpu" and has_form(DENSE, self.stored):
+            return self.stored
+        return "float32" if self.packed.scaled else self.stored
 
     @property
     def forms(self) -> tuple[Pattern, ...]:
@@ -178,11 +180,17 @@ class Computing:
         Raises:
             PatternError: The weight holds NaN or infinity.
         """
+        if isinstance(weight, Packed) and not weight.header.sparse:
+            return (said, "") if said is not None else self.find(weight.unpack())
         if isinstance(weight, Packed):
             return said or weight.header.parsed(), ""
         if not is_finite(weight):
             raise non_finite("a weight", weight).for_layer(name)
         return (said, "") if said is not None else self.find(weight)
+
+    def keeps(self, weight: Packed) -> bool:
+        """Tell whether a packed weight is written as this type writes one: its kernels read the numbers as they are."""
+        return weight.header.encoding == self.packed and bool(weight.header.group) == bool(self.packed.groups)
 
     def encode(self, weight: Packed | Tensor, pattern: Pattern) -> tuple[Packed | Tensor, str]:
         """Return the weight (out, in) packed, and "", or as it was with the reason why it cannot be packed.
@@ -202,7 +210,7 @@ class Computing:
             return weight, f"in_features {columns} is not a multiple of {form.group}"
         try:
             if isinstance(weight, Packed):
-                if weight.header.encoding == self.packed and bool(weight.header.group) == bool(self.packed.groups):
+                if self.keeps(weight):
                     return rewrite(weight, form), ""
                 weight = weight.unpack().float()
             return pack(weight, form, self.stored, group=self.group, symmetric=self.symmetric), ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import Any
 
@@ -63,8 +63,16 @@ class PreparedWeights:
 
     def source(self) -> Packed | Tensor:
         """Return the weight in its canonical packed form, or dense (out, in) where no layout is packed."""
-        weights = [weight.restore() for weight in self.weights]
-        return next((weight for weight in weights if isinstance(weight, Packed)), weights[0])
+        return _sparse_first([weight.restore() for weight in self.weights])
+
+    def stored(self) -> Packed | Tensor:
+        """Return the weight as a file holds it: as `source` does, a dense one of int8 packed in whole numbers."""
+        return _sparse_first([weight.stored() for weight in self.weights])
+
+
+def _sparse_first(weights: Sequence[Packed | Tensor]) -> Packed | Tensor:
+    """Return the weight that leaves out its zeros, where one does: it is the model's, and others are copies of it."""
+    return next((one for one in weights if isinstance(one, Packed) and one.header.sparse), weights[0])
 
 
 class MeasuredLayer(WeightedLayer):

@@ -203,12 +203,14 @@ class WeightedLayer(CompiledLayer):
         return self._stand_in
 
     def source(self) -> Packed | Tensor:
-        """Return the weight as the model has it: packed by its own pattern where that has a form, or dense.
+        """Return the weight as the model has it and a file holds it: packed by its own pattern where that has a form.
+
+        A dense weight of int8 is packed as "dense", any other is a tensor.
 
         Raises:
             PackingError: The weight does not obey its pattern.
         """
-        source = exchanged(self.prepared.source(), self.axis)
+        source = exchanged(self.prepared.stored(), self.axis)
         if self.pattern is None:
             return source
         try:

@@ -98,7 +98,7 @@ class FileLayers:
             if not is_recurrent(module):
                 continue
             prefix, held = f"{name}." if name else "", module._parameters
-            own = {part: _as_in(self.stored[prefix + part], p) for part, p in held.items() if p is not None}
+            own = {part: self._as_in(self.stored[prefix + part], p) for part, p in held.items() if p is not None}
             given = own, self.computing, self.patterns, self.said.steps.get(name)
             found = recurrent_weights(name, module, *given)
             count, batch = found.steps
@@ -149,8 +149,19 @@ class FileLayers:
         source = self.stored[key]
         bias = self.stored.get(f"{layer}.bias".lstrip("."))
         bias = bias if isinstance(bias, Tensor) else None
-        given = _as_in(source, module.weight), bias, self.computing, self.patterns.get(key), module.weight.dtype
+        given = self._as_in(source, module.weight), bias, self.computing, self.patterns.get(key), module.weight.dtype
         return replace(layer_weight(layer, module, *given), source=source)  # a copy's id is the next layer's
+
+    def _as_in(self, weight: Stored, parameter: Tensor) -> Stored:
+        """Return a dense weight in the model's type, as after loading a state dict.
+
+        Packed it stays where products of the computing type read its whole numbers: a writer whose scales are not the
+        largest value by 127 would find others after rounding again.
+        """
+        if isinstance(weight, Packed):
+            as_it_is = weight.header.sparse or (parameter.ndim == 2 and self.computing.keeps(weight))
+            return weight if as_it_is else weight.unpack().to(parameter.dtype)
+        return weight.to(parameter.dtype) if weight.is_floating_point() else weight
 
     def _measurable(self, name: str, module: nn.Conv1d | nn.Conv2d) -> bool:
         """Whether a convolution may be measured on the images that the file says."""
@@ -163,13 +174,6 @@ class FileLayers:
             return True
         logger.warning("layer `%s`: images of %s in the file are not measured: too large", name, images)
         return False
-
-
-def _as_in(weight: Stored, parameter: Tensor) -> Stored:
-    """Return a dense weight in the model's type, as after loading a state dict."""
-    if isinstance(weight, Packed) or not weight.is_floating_point():
-        return weight
-    return weight.to(parameter.dtype)
 
 
 def affordable(counts: Sequence[int], model: nn.Module, allowance: Allowance) -> tuple[int, ...]:

@@ -98,7 +98,7 @@ def contents_of(model: nn.Module, *, packed: bool = True) -> Contents:
     for name, weight in weights.items():
         if weight.header.sparse:
             patterns.setdefault(name, weight.header.pattern)
-        axes |= {name: weight.header.axis} if weight.header.axis != 1 else {}
+            axes |= {name: weight.header.axis} if weight.header.axis != 1 else {}
     if not packed:
         plain |= unpacked(model) | {name: weight.unpack() for name, weight in weights.items()}
         weights = {}

@@ -96,6 +96,14 @@ class Row(ABC):
     def run(self, x: Tensor, weight: Any, bias: MaybeTensor, problem: Any, other: MaybeTensor = None) -> Tensor:
         """Return the answer of a problem; see `Kernel.run` and `ConvKernel.run`."""
 
+    def stored(self, prepared: Prepared) -> Packed | Tensor:
+        """Return a weight as a file holds it.
+
+        That is what `Prepared.restore` returns, but for rows that hold a dense weight in int8: its whole numbers and
+        scales packed as "dense", from which `prepare` makes the same bytes again.
+        """
+        return prepared.restore()
+
     @property
     def level(self) -> int:
         """Rank of its instruction set among those of this processor; 0 where torch chooses, and on a GPU."""
@@ -142,6 +150,10 @@ class Prepared:
     def restore(self) -> Packed | Tensor:
         """Return the weight that it was made of; see `Kernel.restore`."""
         return self.kernel.restore(self)
+
+    def stored(self) -> Packed | Tensor:
+        """Return what a file holds of it; see `Kernel.stored`."""
+        return self.kernel.stored(self)
 
     def again(self, weight: Packed | Tensor) -> Prepared:
         """Return another weight, prepared as this one is."""

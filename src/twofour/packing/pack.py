@@ -129,7 +129,7 @@ def pack(
         weight: Dense weight on the CPU, any shape; float32, bfloat16, float16, or int8 (int4: int8 in -8..7; low bits:
             int8 or int16).
         pattern: N:M, "4:8-pairs", "block:RxC@S", or V:N:M, which is written as its rows' N:M, as is
-            "2:4-transposable"; `weight` must obey it along `axis`. "dense" for low bits.
+            "2:4-transposable"; `weight` must obey it along `axis`. "dense" for int8 and low bits.
         dtype: Encoding of the kept values: a float dtype (rounded to it), "int8", "int4", "tf32" (1:2 only), or of low
             bits "u1" to "u8", "s1" to "s8", "b1" to "b8", "ternary" or "ternary5"; default the weight's own. A floating
             weight becomes int8 with one scale per row, int4 with one per `group`, low bits with one of either; whole

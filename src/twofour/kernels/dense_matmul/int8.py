@@ -19,8 +19,10 @@ from twofour.kernels.operands import plain_bias, require_memory
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.kernels.quantization import DYNAMIC, Quantization, quantize_output
 from twofour.native import pages
-from twofour.packing import Packed, dense_of
+from twofour.packing import Header, Packed, dense_of
 from twofour.packing.encodings import INT8
+from twofour.packing.validate import LARGEST_SCALE as LARGEST_STORED
+from twofour.patterns import DENSE
 
 LARGEST_SCALE = torch.finfo(torch.float32).max / 255
 """Where the 255 steps of a range span more than float32 holds."""
@@ -34,6 +36,17 @@ def whole_rows(weight: Packed | Tensor) -> tuple[Tensor, Tensor]:
         dense = dense_of(weight)
         whole, scales, _ = INT8.quantize(dense.float())
     return whole.contiguous(), scales.flatten().contiguous()
+
+
+def stored_rows(whole: Tensor, scales: Tensor) -> Packed | Tensor:
+    """Return what a file holds of a dense int8 weight: all its whole numbers, int8 (out, in), and scales (out,).
+
+    A scale beyond those that files take, of values about as large as float32 has them, leaves the weight in floats.
+    """
+    if bool((scales > LARGEST_STORED).any()):
+        return whole.float() * scales.unsqueeze(1)
+    nothing = torch.empty(len(whole), 0, dtype=torch.uint8, device="cpu")
+    return Packed(Header(DENSE.name, INT8.name, tuple(whole.shape), 1), whole, nothing, scales.unsqueeze(1).clone())
 
 
 @dataclass(frozen=True)
@@ -68,6 +81,10 @@ class OneDnnInt8Matmul(Kernel):
     def restore(self, prepared: Prepared) -> Tensor:
         """Return the weight as `prepare` rounded it: float32 (out, in)."""
         return prepared.tensor.to_dense().T.float() * prepared.beside[0].unsqueeze(1)
+
+    def stored(self, prepared: Prepared) -> Packed | Tensor:
+        """Return whole numbers and scales; see `Kernel.stored`."""
+        return stored_rows(prepared.tensor.to_dense().T.contiguous(), prepared.beside[0])
 
     def run(
         self, x: Tensor, weight: Prepared, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None

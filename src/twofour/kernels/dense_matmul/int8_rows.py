@@ -10,7 +10,7 @@ from torch import Tensor
 from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.base import Prepared
-from twofour.kernels.dense_matmul.int8 import whole_rows
+from twofour.kernels.dense_matmul.int8 import stored_rows, whole_rows
 from twofour.kernels.dense_matmul.native_dense import PanelMatmul, panel
 from twofour.packing import Packed
 
@@ -49,6 +49,14 @@ class Int8Panels(PanelMatmul):
 
     def restore(self, prepared: Prepared) -> Tensor:
         """Return the weight as `prepare` rounded it: float32 (out, in)."""
+        whole, scales = self._rows(prepared)
+        return whole.float() * scales[:, None]
+
+    def stored(self, prepared: Prepared) -> Packed | Tensor:
+        """Return whole numbers and scales; see `Kernel.stored`."""
+        return stored_rows(*self._rows(prepared))
+
+    def _rows(self, prepared: Prepared) -> tuple[Tensor, Tensor]:
         whole = self.values(prepared)
         scales = self._beside(prepared.tensor, 0, len(whole) + -len(whole) % panel(), torch.float32)
-        return whole.float() * scales[: len(whole), None]
+        return whole, scales[: len(whole)]

@@ -76,8 +76,10 @@ class Encoding:
 
     def takes(self, pattern: Pattern) -> bool:
         """Tell whether values that a pattern keeps can be written so; hardware's codes are those of one pattern."""
-        if self.packed_as is not None or isinstance(pattern, PairedNM | Dense):
-            return False  # a dense weight of these is a plain tensor
+        if self.packed_as is not None or isinstance(pattern, PairedNM):
+            return False
+        if isinstance(pattern, Dense):
+            return self.scaled  # a dense weight of floats is a plain tensor
         if isinstance(pattern, Block | Hybrid):
             return not self.codes and not self.groups
         return not self.codes or pattern == self.core
