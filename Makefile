@@ -89,7 +89,7 @@ wheel: $(WHEEL)/tools.stamp
 	$(WITH_TOOLS) python -m build --no-isolation --outdir $(WHEEL)/raw .
 	mkdir dist && cp $(WHEEL)/raw/*.tar.gz dist
 ifeq ($(shell uname -s),Linux)
-	$(WITH_TOOLS) auditwheel repair --wheel-dir dist $(WHEEL)/raw/*.whl
+	$(WITH_TOOLS) auditwheel repair -z 9 --wheel-dir dist $(WHEEL)/raw/*.whl
 	$(WITH_TOOLS) auditwheel show dist/*.whl
 else
 	cp $(WHEEL)/raw/*.whl dist

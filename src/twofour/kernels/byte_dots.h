@@ -6,6 +6,10 @@
 
 #include "kernels/whole_lanes.h"
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 // An instruction of VNNI, its sums first: of the builtins gcc 12 copies and stores the sums in every round of a loop.
 #if defined(TWOFOUR_SET_avx512_vnni)
 #define TWOFOUR_VNNI(instruction, sum, x, w) asm(instruction " %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w))
@@ -44,6 +48,12 @@ TWOFOUR_INLINE typename V::ints dot_bytes(typename V::ints sum, typename V::ints
                                          _mm256_srai_epi16(_mm256_slli_epi16(weights, 8), 8));
   const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(inputs, 8), _mm256_srai_epi16(weights, 8));
   return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+#elif defined(__SSE2__) && !defined(TWOFOUR_SET_avx512)
+  // What every x86-64 has: multiplied as words, for SSE2 has no product of dwords.
+  const auto inputs = (__m128i)x, weights = (__m128i)w;
+  const __m128i even = _mm_madd_epi16(_mm_and_si128(inputs, _mm_set1_epi16(0xff)), _mm_srai_epi16(_mm_slli_epi16(weights, 8), 8));
+  const __m128i odd = _mm_madd_epi16(_mm_srli_epi16(inputs, 8), _mm_srai_epi16(weights, 8));
+  return V::add(sum, (typename V::ints)_mm_add_epi32(even, odd));
 #else
   const auto inputs = (typename V::U)x;
   const auto weights = (typename V::I)w;

@@ -4,6 +4,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 #include "compiler.h"
 
 namespace {
@@ -11,6 +15,7 @@ namespace {
 struct PortableLanes {
   typedef float reg __attribute__((vector_size(16)));
   typedef uint32_t ireg __attribute__((vector_size(16)));
+  typedef uint16_t halves __attribute__((vector_size(8)));
   static constexpr int width = 4, sums = 4;
 
   static reg zero() { return reg{0, 0, 0, 0}; }
@@ -22,24 +27,32 @@ struct PortableLanes {
     std::memcpy(&v, p, 16);
     return v;
   }
-  static reg load_unaligned(const uint16_t* p) { return load_partial(p, width); }
-  static reg load_partial(const float* p, int64_t count) {
+  static reg load_unaligned(const uint16_t* p) {
+    halves v;
+    std::memcpy(&v, p, 8);
+    return (reg)(__builtin_convertvector(v, ireg) << 16);
+  }
+  // Called, as are the other parts of vectors: inlined, what stands at edges is a tenth of this set's code.
+  static TWOFOUR_NOINLINE reg load_partial(const float* p, int64_t count) {
     reg v = zero();
     for (int64_t i = 0; i < width && i < count; i++) v[i] = p[i];
     return v;
   }
-  static reg load_partial(const uint16_t* p, int64_t count) {
+  static TWOFOUR_NOINLINE reg load_partial(const uint16_t* p, int64_t count) {
     ireg v = {0, 0, 0, 0};
     for (int64_t i = 0; i < width && i < count; i++) v[i] = uint32_t{p[i]} << 16;
     return (reg)v;
   }
   static void store_aligned(float* p, reg v) { std::memcpy(p, &v, 16); }
   static void store_unaligned(float* p, reg v) { std::memcpy(p, &v, 16); }
-  static void store_partial(float* p, reg v, int64_t count) {
+  static TWOFOUR_NOINLINE void store_partial(float* p, reg v, int64_t count) {
     for (int64_t i = 0; i < width && i < count; i++) p[i] = v[i];
   }
-  static void store_upper(uint16_t* p, reg v) { store_upper_partial(p, v, width); }
-  static void store_upper_partial(uint16_t* p, reg v, int64_t count) {
+  static void store_upper(uint16_t* p, reg v) {
+    const halves upper = __builtin_convertvector((ireg)v >> 16, halves);
+    std::memcpy(p, &upper, 8);
+  }
+  static TWOFOUR_NOINLINE void store_upper_partial(uint16_t* p, reg v, int64_t count) {
     const ireg bits = (ireg)v >> 16;
     for (int64_t i = 0; i < width && i < count; i++) p[i] = static_cast<uint16_t>(bits[i]);
   }
@@ -52,12 +65,18 @@ struct PortableLanes {
   static reg broadcast4(const float* p) { return load_unaligned(p); }
   static reg fma(reg w, const float* x, reg sum) { return sum + w * load_aligned(x); }
   static reg fma(reg w, reg x, reg sum) { return sum + w * x; }
+#if defined(__SSE2__)  // gcc 12 makes none of these instructions of what stands below
+  static reg min(reg a, reg b) { return _mm_min_ps(a, b); }
+  static reg max(reg a, reg b) { return _mm_max_ps(a, b); }
+  static reg sqrt(reg v) { return _mm_sqrt_ps(v); }
+#else
   static reg min(reg a, reg b) { return a < b ? a : b; }
   static reg max(reg a, reg b) { return a > b ? a : b; }
   static reg sqrt(reg v) {
     for (int i = 0; i < width; i++) v[i] = __builtin_sqrtf(v[i]);
     return v;
   }
+#endif
   // Adding 1.5 * 2^23 leaves no bits below one: the sum is rounded to nearest even, for |v| < 2^22.
   static reg round(reg v) { return (v + 12582912.0f) - 12582912.0f; }
   static ireg to_ints(reg v) {
@@ -71,7 +90,7 @@ struct PortableLanes {
     const reg scaled = a * (reg)((to_ints(n) + 127) << 23);
     return x < least ? zero() : scaled;
   }
-  static reg where_byte(const uint8_t* bytes, int64_t count, reg v, reg other) {
+  static TWOFOUR_NOINLINE reg where_byte(const uint8_t* bytes, int64_t count, reg v, reg other) {
     for (int64_t i = 0; i < width; i++)
       if (i >= count || bytes[i] == 0) v[i] = other[i];
     return v;
@@ -109,8 +128,9 @@ struct PortableLanes {
   static TWOFOUR_INLINE uint64_t nibbles(ireg v) { return v[0] | v[1] << 4 | v[2] << 8 | v[3] << 12; }
 
   static void transpose(reg (&t)[4]) {
-    const reg a = t[0], b = t[1], c = t[2], d = t[3];
-    for (int i = 0; i < 4; i++) t[i] = reg{a[i], b[i], c[i], d[i]};
+    const reg a = lows(t[0], t[1]), b = lows(t[2], t[3]), c = highs(t[0], t[1]), d = highs(t[2], t[3]);
+    t[0] = reg{a[0], a[1], b[0], b[1]}, t[1] = reg{a[2], a[3], b[2], b[3]};
+    t[2] = reg{c[0], c[1], d[0], d[1]}, t[3] = reg{c[2], c[3], d[2], d[3]};
   }
   static void transpose_quarters(reg (&t)[4]) { transpose(t); }
   static ireg from_quarters(ireg v) { return v; }
