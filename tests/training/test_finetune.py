@@ -178,6 +178,31 @@ def test_gradients_can_be_clipped():
     assert float((after - before).norm()) == pytest.approx(0.5, rel=1e-3)
 
 
+def test_one_autocast_around_the_whole_training_is_as_good_as_one_a_step() -> None:
+    """Autocast keeps casted parameters until it ends: without a word from the loop all steps used the first ones."""
+    batches = [(torch.randn(64, 16), torch.randint(0, 4, (64,))) for _ in range(4)]
+    around = dense_model(dropout=0.0)
+    each = copy.deepcopy(around)
+    forward = each.forward
+
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return forward(x)
+
+    each.forward = inside
+    plan = {
+        "loss": lambda y, target: nn.functional.cross_entropy(y.float(), target),
+        "optimizer": lambda ps: torch.optim.SGD(ps, lr=0.5),
+        "epochs": 3,
+        "progress": False,
+    }
+    with torch.autocast("cpu", torch.bfloat16):
+        train(around, batches, **plan)
+    train(each, batches, **plan)
+    for name, p in each.named_parameters():
+        torch.testing.assert_close(around.get_parameter(name), p, rtol=1e-6, atol=1e-6)
+
+
 def test_progress_goes_to_standard_error(capsys):
     model, _ = pair_of_models()
     finetune(model, noisy_loader(), **{**recipe(), "progress": True})

@@ -192,6 +192,7 @@ class Run:
             for group, full in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = full * _cycle(step, steps)
             optimizer.step()
+            torch.clear_autocast_cache()  # else a caller's autocast goes on with the first step's weights
             step += 1
             self.display.advance(f"{where}, distance {float(apart.detach()):.4f}")
             if step == 1 and (steps := self._affordable(steps, seconds, time.perf_counter() - begin, where)) == 0:

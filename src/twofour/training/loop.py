@@ -79,6 +79,8 @@ def train_epoch(trainee: Trainee, plan: Plan, display: Progress) -> None:
         optimizer.step()
         if trainee.scheme is not None:
             trainee.scheme.step()
+        # Autocast keeps copies of parameters until its outermost context ends, which may be around all of the training.
+        torch.clear_autocast_cache()
         trainee.lr = float(optimizer.param_groups[0]["lr"])
         if schedule is not None and plan.schedule_every == "step":
             schedule.step()
