@@ -183,7 +183,7 @@ records: $(VENV)/peers.stamp $(VENV)/weights.stamp $(VENV)/demo.stamp $(VENV)/pa
 ON_GPU = $(if $(GPU_PYTHON),$(GPU_PYTHON),$(BIN)/python)
 GPU_NEEDS = $(if $(GPU_PYTHON),,$(VENV)/test.stamp $(VENV)/package.stamp)
 GPU_TESTS = tests/gpu tests/tensor_core/test_probe.py tests/patterns/test_masks_triton.py tests/kernels/test_few_tokens.py \
-  tests/kernels/test_nm_compress_triton.py tests/kernels/test_cuda_rows.py tests/kernels/test_assembled.py
+  tests/kernels/test_nm_compress_triton.py tests/kernels/test_cuda_rows.py tests/kernels/test_block_triton.py tests/kernels/test_assembled.py
 test-gpu: $(GPU_NEEDS)
 	@$(ON_GPU) -c 'from twofour.native import gpu; import sys; sys.exit(3 if gpu.unavailable() else 0)' && found=0 || found=$$?; \
 	if [ $$found = 3 ]; then $(ON_GPU) -c 'from twofour.native import gpu; print("not run: this machine", gpu.unavailable())'; \

@@ -1,6 +1,7 @@
 """The commands for a GPU: what they would measure, and that without one they say so and end well."""
 
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from tests.tensor_core.test_probe import assembler
+from twofour.measure import load
 from twofour.native import gpu
 from twofour.tensor_core import INSTRUCTIONS
 
@@ -48,6 +50,17 @@ def test_the_grid_has_sixty_products_of_each_type(suite) -> None:
     assert len(set(names)) == len(names) == 180
     for dtype in ("bfloat16", "float8", "int8"):
         assert sum(f"-{dtype}-" in name for name in names) == 60
+
+
+def test_the_page_says_what_the_records_hold() -> None:
+    """Each row names its record; its two times stand there."""
+    text = (ROOT / "docs" / "gpu.md").read_text()
+    rows = re.findall(r"^\| `([\w.-]+)` \| .* \| ([\d.]+) \| ([\d.]+) \|$", text, re.MULTILINE)
+    assert len(rows) == 6
+    for name, *times in rows:
+        (record,) = load(ROOT / "benchmarks" / "records" / "gpu" / f"{name}-h100.json")
+        assert record.meta["gpu"]["name"] == "NVIDIA H100 80GB HBM3"
+        assert set(times) <= {f"{1e6 * timing.median:.1f}" for timing in record.timings.values()}, name
 
 
 def test_what_rates_execute_assembles_to_rounds_of_the_instruction(suite, tmp_path: Path) -> None:

@@ -1,10 +1,16 @@
 """The table of instructions: counts that must come out, names, and what is said of the evidence."""
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from twofour.errors import PackingError
 from twofour.tensor_core import ELEMENTS, INSTRUCTIONS, MMA_SP, WGMMA_SP, instruction, widest
-from twofour.tensor_core.instruction import CHECKED, DERIVED
+from twofour.tensor_core.bits import MMA_B1
+from twofour.tensor_core.check import variants
+from twofour.tensor_core.instruction import CHECKED, CONFIRMED, DERIVED
 
 ROWS = [pytest.param(row, id=name) for name, row in INSTRUCTIONS.items()]
 
@@ -33,12 +39,25 @@ def test_all_shapes_of_the_isa_are_there() -> None:
 
 
 def test_nothing_claims_more_than_is_known() -> None:
-    derived = {row.name.removeprefix("mma.sp.") for row in INSTRUCTIONS.values() if row.evidence == DERIVED}
+    rows = INSTRUCTIONS.values()
+    derived = {row.name.removeprefix("mma.sp.") for row in rows if replace(row, confirmed=()).evidence == DERIVED}
     assert derived == {
         "m16n8k8.tf32", "m16n8k32.s8", "m16n8k32.u8",
         "m16n8k64.s4", "m16n8k64.u4", "m16n8k128.s4", "m16n8k128.u4",
     }  # fmt: skip
-    assert {row.evidence for row in INSTRUCTIONS.values()} == {DERIVED, CHECKED}
+    assert {replace(row, confirmed=()).evidence for row in rows} == {DERIVED, CHECKED}
+    assert {row.evidence for row in rows} == {"confirmed on sm_90"}
+
+
+@pytest.mark.parametrize("arch", CONFIRMED)
+def test_what_is_confirmed_has_a_record_of_every_variant(arch: str) -> None:
+    record = json.loads((Path(__file__).parent / "records" / f"{arch}.json").read_text())
+    assert arch == f"sm_{record['gpu']['capability'].replace('.', '')}"
+    found = record["instructions"]
+    assert set(found) == {*INSTRUCTIONS, *(row.name for row in MMA_B1)} and all(one["agrees"] for one in found.values())
+    assert {name: found[name]["variants"] for name in INSTRUCTIONS} == {
+        name: len(list(variants(row))) for name, row in INSTRUCTIONS.items()
+    }
 
 
 def test_opcodes_are_those_of_ptx() -> None:

@@ -22,7 +22,7 @@ def test_a_drawing_names_every_register_of_every_lane(tmp_path: Path) -> None:
     labels = re.findall(r">(T\d+ [^<]+)<", text)
     assert len(labels) == len(set(labels)) == 32 * (2 + 2 + 2) + 8 * 2
     assert {"T5 a1", "T31 b1", "T0 d2 d3", "T4 [15:0]", "T4 [31:16]"} <= set(labels)
-    assert "derived, unverified" in text
+    assert "confirmed on sm_90" in text
 
 
 @pytest.mark.parametrize("name", FIGURES)

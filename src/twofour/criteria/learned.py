@@ -123,7 +123,6 @@ class Learned(Criterion):
                 slopes = [(choice.weight.name, choice.logits.grad) for choice in choices]
                 followed |= {name for name, slope in slopes if slope is not None and bool(slope.any())}
                 optimizer.step()
-                torch.clear_autocast_cache()  # else a caller's autocast goes on with the first step's weights
                 display.say(f"learning masks, step {step + 1} of {self.steps}, loss {value.item():.4f}")
         choices = [choice for choice in choices if choice.weight.name in followed]
         judge = partial(_loss_under, model, choices, places, batches[len(trained) :] or batches, loss)

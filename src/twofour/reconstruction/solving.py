@@ -70,7 +70,9 @@ class Value:
         """Return the values in the parameter's own dtype, zero where they are pruned."""
         if self.master is None:
             return self.solved
-        return (self.master if self.keep is None else self.master * self.keep).to(self.solved.dtype)
+        # A view where nothing is pruned: a caller's autocast goes on with what it casted of a leaf, whatever its steps.
+        values = self.master.view_as(self.master) if self.keep is None else self.master * self.keep
+        return values.to(self.solved.dtype)
 
 
 @dataclass(eq=False)
@@ -192,7 +194,6 @@ class Run:
             for group, full in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = full * _cycle(step, steps)
             optimizer.step()
-            torch.clear_autocast_cache()  # else a caller's autocast goes on with the first step's weights
             step += 1
             self.display.advance(f"{where}, distance {float(apart.detach()):.4f}")
             if step == 1 and (steps := self._affordable(steps, seconds, time.perf_counter() - begin, where)) == 0:

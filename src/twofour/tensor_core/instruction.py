@@ -1,6 +1,6 @@
 """The sparse instructions as data: shapes, types, registers and who supplies the metadata, each with its PTX section.
 
-Numbers of sections are those of PTX ISA 9.0. Nothing here was run on a GPU by us unless `confirmed` says so.
+Numbers of sections are those of PTX ISA 9.0. `confirmed` says on which GPUs they ran.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ DERIVED = "derived, unverified"
 
 CHECKED = "cross-checked, not run on a GPU"
 """Code of others maps alike that runs on GPUs: torch's packer as CUTLASS reads it, CuTe's layouts, TVM's tests."""
+
+CONFIRMED = ("sm_90",)
+"""Where `check` found every instruction here, and those of single bits, to be the emulator's: an H100, whose record is
+`tests/tensor_core/records/sm_90.json`."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Instruction:
         arch: First architecture.
         section: PTX ISA 9.0, section of the fragments.
         cross_checked: Whether code of others that runs on GPUs maps alike.
-        confirmed: Architectures on which the probe (tests/gpu) agreed with the emulator, bit for bit.
+        confirmed: Architectures on which the probe agreed with the emulator, bit for bit.
     """
 
     family: str
@@ -122,6 +126,7 @@ def _row(
         arch,
         section,
         checked,
+        CONFIRMED,
     )
 
 
