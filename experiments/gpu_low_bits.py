@@ -51,8 +51,10 @@ def main(
     ),
     taught: Annotated[bool, typer.Option(help="Whether the start teaches the others, the control too.")] = True,
     seconds: Annotated[float, typer.Option(help="After which no epoch begins.")] = float("inf"),
+    batch: Annotated[int, typer.Option(help="Images of a step.")] = ConvNet.batch,
+    halves: Annotated[bool, typer.Option(help="Whether float nets compute in bfloat16 while they are trained.")] = True,
     keep: Annotated[bool, typer.Option(help="Whether epochs of arms that are not finished are kept.")] = True,
-    images: Annotated[int, typer.Option(help="Training images, 0 for all; for trials.")] = 0,
+    images: Annotated[int, typer.Option(help="Training images, the first ones; 0 for all.")] = 0,
     held: Annotated[int, typer.Option(help="Test images, 0 for all; for trials.")] = 0,
     device: Annotated[str, typer.Option(help="cuda; cpu for trials.")] = "cuda",
 ) -> None:
@@ -71,6 +73,7 @@ def main(
     ]
     for subject in tasks:
         subject.epochs, subject.start_epochs, subject.taught = epochs, start_epochs, taught
+        subject.batch, subject.halves = batch, halves
     out.mkdir(parents=True, exist_ok=True)
     try:
         for seed in map(int, seeds.split(",")):
@@ -94,6 +97,7 @@ def run_arm(arm: str, task: ConvNet, out: Path, seed: int, *, keep: bool = True)
     start.parent.mkdir(exist_ok=True)
     model, teacher = task.network(seed), None
     found: dict[str, Any] = {"task": task.name, "arm": arm, "seed": seed, "taught": False}
+    found |= {"images": len(task.train[1]), "batch": task.batch, "halves": task.halves}
     if arm != START:
         model.load_state_dict(load_file(start))
         found["dense"] = found["one_shot"] = json.loads((out / f"{task.name}-{START}-{seed}.json").read_text())["value"]
@@ -150,7 +154,8 @@ def _trained(
     epochs = task.start_epochs if start else task.epochs
     loader = task.loader(seed)
     with (
-        torch.autocast(task.device.type, torch.bfloat16),
+        # A cache of its own would hold the weights of the first step until the end.
+        torch.autocast(task.device.type, torch.bfloat16, enabled=task.halves, cache_enabled=False),
         torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True),
     ):
         return training.train(

@@ -18,7 +18,6 @@ from tasks.cifar10 import Cifar10
 from tasks.fashion import Fashion
 from twofour.demo.convnets import NETS
 
-BATCH = 512
 RATE = 0.1
 """The highest learning rate."""
 
@@ -70,7 +69,7 @@ class ConvNet(Task):
         source: Of `SOURCES`.
         net: Of `NETS`.
         device: Where images are and nets are trained.
-        images: Training images to use, None for all; for trials.
+        images: Training images to use, None for all.
         held: Test images to use, None for all; for trials.
         deadline: Moment of `time.monotonic` after which no epoch begins.
     """
@@ -80,6 +79,9 @@ class ConvNet(Task):
     start_epochs = 15
     """Of the float net that all others start from; `epochs` are those of every training after it."""
     taught = True
+    batch = 512
+    halves = True
+    """Whether float nets compute in bfloat16 while they are trained."""
 
     def __init__(
         self,
@@ -97,14 +99,13 @@ class ConvNet(Task):
 
     @property
     def notes(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What was trained, and how: `start_epochs`, `epochs` and `teacher` are to be put in."""
+        """What was trained, and how: what stands in braces is to be put in."""
         source = self.source
         return (
             f"The net that `benchmarks/run.py bits-nets` times, for {source.channels} x {source.side} x {source.side} "
-            "inputs. The float net has {start_epochs} epochs of all training images, each training after it, the "
-            "control's too, {epochs} more{teacher} "
-            f"(SGD, momentum 0.9, weight decay 5e-4, batch {BATCH}, one cycle, rate {RATE} at most, gradients clipped "
-            f"at 1, flips, shifts by {source.shift})."
+            "inputs. The float net has {start_epochs} epochs of the first {images} training images, each training "
+            "after it, the control's too, {epochs} more{teacher} (SGD, momentum 0.9, weight decay 5e-4, batch {batch}, "
+            f"one cycle, rate {RATE} at most, gradients clipped at 1, flips, shifts by {source.shift})."
         )
 
     @property
@@ -133,7 +134,7 @@ class ConvNet(Task):
 
     def loader(self, seed: int) -> Batches:
         """Shifted and flipped batches."""
-        return _Timed(len(self.train[1]), BATCH, self._batch, self.deadline)
+        return _Timed(len(self.train[1]), self.batch, self._batch, self.deadline)
 
     def _batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return images in channels_last and labels; the numbers that are drawn go to the device in one piece."""
