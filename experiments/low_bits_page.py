@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from low_bit_nets import FLOAT
 from over_seeds import difference, interval, paired, signed, values
-from records import Row, load
-from tasks import LOW_BITS, Task
+from records import Brought, Row, load
+from tasks import CONVNETS, LOW_BITS, Task
 
 HEAD = """## Low bits: what a row is
 
@@ -28,37 +29,81 @@ WITHIN = 3.0
 
 def sections(folder: Path) -> list[str]:
     """What all tables share, then one section per task that has a record."""
-    found = [
-        _section(LOW_BITS[name](), *load(path))
-        for name in LOW_BITS
-        if (path := folder / f"low-bits-{name}.json").exists()
-    ]
-    return [HEAD, *found] if found else []
+    here = [_section(LOW_BITS[name](), *load(path)) for name, path in _kept(folder, LOW_BITS)]
+    brought = [_brought(CONVNETS[name](), *load(path, Brought)) for name, path in _kept(folder, CONVNETS)]
+    return [HEAD, *here, *brought] if here or brought else []
+
+
+def _kept(folder: Path, names: Iterable[str]) -> list[tuple[str, Path]]:
+    return [(name, path) for name in names if (path := folder / f"low-bits-{name}.json").exists()]
 
 
 def _section(task: Task, head: dict[str, Any], rows: list[Row]) -> str:
+    hours = sum(row.seconds for row in rows) / 3600
+    return "\n".join(
+        [
+            f"## Low bits: {task.title}\n",
+            f"`python experiments/run.py low-bits {task.name} --record`\n",
+            *_table(task, head, rows, task.notes.format(epochs=task.epochs)),
+            f"Measured in {hours:.1f} h, the last row on {head['machine']['cpu']}; twofour at {_commits(rows)}.\n",
+        ]
+    )
+
+
+def _brought(task: Task, head: dict[str, Any], rows: list[Brought]) -> str:
+    """Write the section of nets that a GPU trained."""
+    said = {
+        name: _each(getattr(row, name) for row in rows)
+        for name in ("epochs", "start_epochs", "images", "batch", "device")
+    }
+    teacher = ", taught by the float net" if all(row.taught for row in rows) else ""
+    low = [row for row in rows if row.key != FLOAT]
+    checked = []
+    if low:
+        checked = [
+            f"All {min(row.answers for row in low):,} answers of compiled kernels and the first "
+            f"{min(row.whole for row in low):,} of 64-bit whole numbers have the bits of the model that was trained, "
+            f"in every row of few bits; accuracy is what those answers give on {head['machine']['cpu']}, float's what "
+            "was found there.\n"
+        ]
+    return "\n".join(
+        [
+            f"## Low bits: {task.title}\n",
+            "`python experiments/gpu_low_bits.py FOLDER` with a GPU, then "
+            f"`python experiments/run.py low-bits-from-gpu FOLDER --only {task.name} --record`\n",
+            *_table(task, head, rows, task.notes.format(**said, teacher=teacher)),
+            *checked,
+            f"Trained on {said['device']} in {sum(row.seconds for row in rows) / 60:.0f} minutes; "
+            f"twofour at {_commits(rows)}.\n",
+        ]
+    )
+
+
+def _each(values: Iterable[object]) -> str:
+    return " or ".join(sorted({f"{value:,}" if isinstance(value, int) else str(value) for value in values}))
+
+
+def _commits(rows: Sequence[Row]) -> str:
+    return ", ".join(sorted({row.commit for row in rows}))
+
+
+def _table(task: Task, head: dict[str, Any], rows: Sequence[Row], notes: str) -> list[str]:
     metric, keys = head["metric"], (FLOAT, *task.low_bits)
     name = metric["name"] + (f" ({metric['unit']})" if metric["unit"] else "")
     of = {key: [row for row in rows if row.key == key] for key in keys}
     missing = [key for key in keys if not of[key]]
-    hours = sum(row.seconds for row in rows) / 3600
-    lines = [
-        f"## Low bits: {task.title}\n",
-        f"`python experiments/run.py low-bits {task.name} --record`\n",
-        f"{name}, {metric['held_out']:,} held-out {metric['of']}. {task.notes.format(epochs=task.epochs)}\n",
+    return [
+        f"{name}, {metric['held_out']:,} held-out {metric['of']}. {notes}\n",
         f"| net | rounded | {name} | difference to float | seeds |",
         "| --- | --- | --- | --- | --- |",
         *(_line(key, of, metric) for key in keys if of[key]),
         "",
         *_verdict(of),
         *([f"Not run: {', '.join(missing)}.\n"] if missing else []),
-        f"Measured in {hours:.1f} h, the last row on {head['machine']['cpu']}; "
-        f"twofour at {', '.join(sorted({row.commit for row in rows}))}.\n",
     ]
-    return "\n".join(lines)
 
 
-def _line(key: str, of: dict[str, list[Row]], metric: dict[str, Any]) -> str:
+def _line(key: str, of: Mapping[str, Sequence[Row]], metric: dict[str, Any]) -> str:
     rows = of[key]
     value = values([row.value for row in rows], metric)
     if key == FLOAT:
@@ -67,7 +112,7 @@ def _line(key: str, of: dict[str, list[Row]], metric: dict[str, Any]) -> str:
     return f"| {key} | {rounded} | {value} | {difference(rows, of[FLOAT])} | {len(rows)} |"
 
 
-def _verdict(of: dict[str, list[Row]]) -> list[str]:
+def _verdict(of: Mapping[str, Sequence[Row]]) -> list[str]:
     """Say whether w1a2 is within what is expected of float, and above w1a1."""
     to_float, to_binary = (paired(of.get("w1a2", []), of.get(key, [])) for key in (FLOAT, "w1a1"))
     if len(to_float) < 2 or len(to_binary) < 2:

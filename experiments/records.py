@@ -45,6 +45,31 @@ class Row:
     memory: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Brought(Row):
+    """One net that was trained elsewhere, on a GPU, and answers here: `seconds` are of there, `value` is found here.
+
+    Attributes:
+        start_epochs: Epochs of the float net that it began with.
+        taught: Whether that net taught it.
+        images: Training images, the first ones.
+        batch: Of a step.
+        device: What it was trained on.
+        there: The metric at the end, found there.
+        answers: Held-out examples that compiled kernels answered with the same bits; 0 for floats.
+        whole: Those that 64-bit whole numbers did.
+    """
+
+    start_epochs: int
+    taught: bool
+    images: int
+    batch: int
+    device: str
+    there: float
+    answers: int = 0
+    whole: int = 0
+
+
 @dataclass(frozen=True)
 class Run:
     """One model trained from scratch.
@@ -145,7 +170,7 @@ class Shrunk:
     commit: str
 
 
-R = TypeVar("R", Row, Run, Nearness, Trained, Shrunk)
+R = TypeVar("R", Row, Brought, Run, Nearness, Trained, Shrunk)
 
 
 class Records(Generic[R]):

@@ -20,13 +20,14 @@ from torch import nn
 import block_rnn
 import gradients as pruned_gradients
 import low_bit_nets
+import low_bit_states
 import page as results_page
 import shrink_encoder
 import shrink_nets
 from arms import FOLLOW_LOSS, Arm, again, built, one_shot
 from cost import Cost
-from records import SCRATCH, Nearness, Records, Row, Run, Shrunk, Trained, version
-from tasks import BLOCKS, GRADIENTS, LOW_BITS, SHRINK, TASKS, Task
+from records import SCRATCH, Brought, Nearness, Records, Row, Run, Shrunk, Trained, version
+from tasks import BLOCKS, CONVNETS, GRADIENTS, LOW_BITS, SHRINK, TASKS, Task
 from twofour import training
 from twofour.checkpoints import write_tensors
 from twofour.errors import TwofourError
@@ -180,6 +181,33 @@ def low_bits(
             records.add(row)
             console.print(
                 f"{name} seed {seed}: {key}: dense {row.dense:.2f}, rounded {row.one_shot:.2f}, {row.value:.2f}"
+            )
+
+
+@app.command("low-bits-from-gpu")
+def low_bits_from_gpu(
+    folder: Annotated[Path, typer.Argument(help="What gpu_low_bits.py wrote.")],
+    only: Annotated[str, typer.Option(help="Globs of tasks, comma separated: 'fashion-*'.")] = "*",
+    whole: Annotated[int, typer.Option(help="Test images that 64-bit whole numbers answer.")] = 500,
+    threads: Annotated[int, typer.Option(help="0: torch's own choice.")] = 0,
+    record: Annotated[bool, typer.Option("--record", help="Keep the rows in experiments/records, in git.")] = False,
+) -> None:
+    """Answer all test images by nets that a GPU trained, in three ways to the same bits; a stopped run goes on."""
+    if threads:
+        torch.set_num_threads(threads)
+    of: dict[str, list[dict[str, Any]]] = {}
+    for one in low_bit_states.brought(folder):
+        if any(fnmatch.fnmatch(one["task"], glob) for glob in only.split(",")):
+            of.setdefault(one["task"], []).append(one)
+    for name, found in of.items():
+        records = Records(f"low-bits-{name}", asdict(CONVNETS[name]().metric), record, Brought)
+        low_bit_states.require_alike(found, records.rows.values())
+        missing = [one for one in found if (one["arm"], one["seed"]) not in records.rows]
+        for row in low_bit_states.rows(folder, missing, _evaluated, whole):
+            records.add(row)
+            console.print(
+                f"{name} seed {row.seed}: {row.key}: {row.value:.2f}, there {row.there:.2f}; the same bits to "
+                f"{row.answers} images by compiled kernels, {row.whole} in whole numbers"
             )
 
 

@@ -1,9 +1,13 @@
 """The tasks of the results page, by name."""
 
+from collections.abc import Callable
+from functools import partial
+
 from tasks.base import Metric, Task
 from tasks.char_gpt import ShakespeareGpt
 from tasks.characters import ShakespeareGru, ShakespeareLstm, WikiTextGru, WikiTextLstm
 from tasks.cifar10 import Cifar10, LowBitsCifar10
+from tasks.convnets import SOURCES, ConvNet
 from tasks.digits import DigitsGru
 from tasks.fashion import Fashion
 from tasks.recurrent import Recurrent
@@ -15,12 +19,17 @@ from tasks.stsb import ShrinkStsb, Stsb
 from tasks.vgg import ShrinkCifar10
 from tasks.wide import ShrinkFashion
 from tasks.wikitext import GradientsWikiText, WikiText
+from twofour.demo.convnets import NETS
 
 TASKS: dict[str, type[Task]] = {
     task.name: task for task in (Cifar10, Fashion, Speech, Stsb, Sst2, Sst2Pretrained, WikiText, Stories)
 }
 LOW_BITS: dict[str, type[Task]] = TASKS | {task.name: task for task in (LowBitsCifar10, ShakespeareGpt)}
 """Nets that are trained in few bits."""
+CONVNETS: dict[str, Callable[[], ConvNet]] = {
+    f"{source}-{net}": partial(ConvNet, source, net) for source in SOURCES for net in NETS
+}
+"""Those of them that a GPU trains."""
 GRADIENTS: dict[str, type[Task]] = {
     task.name: task for task in (GradientsCifar10, GradientsCifar10Short, GradientsWikiText)
 }
@@ -33,4 +42,4 @@ BLOCKS: dict[str, type[Recurrent]] = {
 SHRINK: dict[str, type[Task]] = {task.name: task for task in (ShrinkFashion, ShrinkCifar10, ShrinkStsb)}
 """Nets that lose channels."""
 
-__all__ = ["BLOCKS", "GRADIENTS", "LOW_BITS", "SHRINK", "TASKS", "Metric", "Recurrent", "Task"]
+__all__ = ["BLOCKS", "CONVNETS", "GRADIENTS", "LOW_BITS", "SHRINK", "TASKS", "ConvNet", "Metric", "Recurrent", "Task"]
