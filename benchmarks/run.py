@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -156,13 +157,16 @@ def low_bit_nets(
     nets: Annotated[str, typer.Option(help="vgg, resnet18; comma separated.")] = ",".join(bits_nets.NETS),
     widths: Annotated[str, typer.Option(help="Pairs of widths, comma separated.")] = ",".join(bits_nets.WIDTHS),
     batch: Annotated[str, typer.Option(help="Images of a call, comma separated.")] = "1,8",
+    states: Annotated[
+        Path | None, typer.Option(help="Trained nets, of experiments/gpu_low_bits.py; default: random weights.")
+    ] = None,
     seconds: SecondsOption = 2.0,
     resume: ResumeOption = False,
     record: RecordOption = False,
     json: JsonOption = None,
 ) -> None:
     """Whole nets of 1 and 2 bits against OpenVINO int8 and float32, on one thread."""
-    cells = bits_nets.cells(nets.split(","), widths.split(","), list(map(int, batch.split(","))))
+    cells = bits_nets.cells(nets.split(","), widths.split(","), list(map(int, batch.split(","))), states)
     measured(cells, bits_nets.Bench(seconds), place(json, "bits-nets", record), resume, bits_nets.show)
 
 

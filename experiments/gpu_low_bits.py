@@ -154,8 +154,7 @@ def _trained(
     epochs = task.start_epochs if start else task.epochs
     loader = task.loader(seed)
     with (
-        # A cache of its own would hold the weights of the first step until the end.
-        torch.autocast(task.device.type, torch.bfloat16, enabled=task.halves, cache_enabled=False),
+        torch.autocast(task.device.type, torch.bfloat16, enabled=task.halves),
         torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True),
     ):
         return training.train(

@@ -110,6 +110,28 @@ def test_nets_of_low_bits_are_held_to_whole_numbers_and_set_beside_openvino(tmp_
     assert record.meta["model"] == "vgg" and record.meta["dtype"] == "w1a2"
 
 
+def test_trained_nets_are_timed_by_the_state_of_their_first_seed(cases, tmp_path: Path, monkeypatch):
+    from cases import bits_nets
+
+    def net(channels: int) -> torch.nn.Module:
+        layers = (torch.nn.Conv2d(channels, 8, 3, 2), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3, 2), torch.nn.ReLU())
+        return torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(8, 10))
+
+    monkeypatch.setenv("TWOFOUR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(bits_nets.NETS, "vgg", net)
+    with pytest.raises(DataError, match="no trained vgg of w1a2"):
+        bits_nets.cells(["vgg"], ["w1a2"], [1], tmp_path)
+    x = torch.randn(2, 1, 28, 28)
+    model = twofour.quantize(net(1).eval(), "w1", "a2", data=[x])
+    for seed in (2, 1):
+        twofour.save(model, tmp_path / f"fashion-vgg-w1a2-{seed}.safetensors")
+    (cell,) = bits_nets.cells(["vgg"], ["w1a2"], [1], tmp_path)
+    assert cell["weights"] == str(tmp_path / "fashion-vgg-w1a2-1.safetensors")
+    with torch.inference_mode():
+        assert torch.allclose(bits_nets._compiled("vgg", "w1a2", x, cell["weights"])(x), model(x))
+        assert not torch.allclose(bits_nets._compiled("vgg", "w1a2", x, None)(x), model(x))
+
+
 @pytest.mark.long
 def test_language_models_of_low_bits_are_set_beside_int8_in_tokens_a_second(tmp_path: Path):
     out = tmp_path / "r.json"

@@ -1,14 +1,16 @@
 """Whole nets of 1 and 2 bits on one thread, images of 28 x 28, against OpenVINO int8 (nncf) and OpenVINO float32.
 
-A VGG-like net of six 3x3 convolutions and ResNet-18 without its first pool, random weights: time does not ask for
-trained ones. First and last layer have 8 bits. Processor time of the process counts, as OpenVINO computes on a thread
-of its own. The compiled answer is held to that of 64-bit whole numbers before anything is timed.
+A VGG-like net of six 3x3 convolutions and ResNet-18 without its first pool; random weights, as time does not ask for
+trained ones, or those that `experiments/gpu_low_bits.py` trained on Fashion-MNIST. First and last layer have 8 bits.
+Processor time of the process counts, as OpenVINO computes on a thread of its own. The compiled answer is held to that
+of 64-bit whole numbers before anything is timed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,11 +35,13 @@ SIDE = 28
 """Height and width of an image."""
 
 
-def cells(nets: Sequence[str], widths: Sequence[str], batches: Sequence[int]) -> list[dict[str, object]]:
-    """List the cells.
+def cells(
+    nets: Sequence[str], widths: Sequence[str], batches: Sequence[int], states: Path | None = None
+) -> list[dict[str, object]]:
+    """List the cells; with `states`, a folder of trained nets, those whose state is there.
 
     Raises:
-        DataError: A net or a pair of widths is not known.
+        DataError: A net or a pair of widths is not known, or the folder has no state of one.
     """
     if unknown := [name for name in nets if name not in NETS]:
         raise DataError(f"the net {unknown[0]!r} is not known", got=unknown[0], wanted=", ".join(NETS))
@@ -45,8 +49,25 @@ def cells(nets: Sequence[str], widths: Sequence[str], batches: Sequence[int]) ->
         widths_of(text)
     facts = {"case": "bits-nets", "threads": 1}
     return [
-        {**facts, "model": name, "dtype": text, "batch": batch} for name in nets for batch in batches for text in widths
+        {**facts, "model": name, "dtype": text, "batch": batch, **_trained(states, name, text)}
+        for name in nets
+        for batch in batches
+        for text in widths
     ]
+
+
+def _trained(states: Path | None, name: str, widths: str) -> dict[str, object]:
+    """Return where the state of a trained net is, the first seed's; nothing without a folder."""
+    if states is None:
+        return {}
+    if not (found := sorted(states.glob(f"fashion-{name}-{widths}-*.safetensors"))):
+        raise DataError(
+            f"there is no trained {name} of {widths}",
+            got=str(states),
+            wanted=f"fashion-{name}-{widths}-0.safetensors or another seed",
+            remedy="python experiments/gpu_low_bits.py FOLDER, or leave --states out",
+        )
+    return {"weights": str(found[0])}
 
 
 class Bench:
@@ -67,7 +88,7 @@ class Bench:
             self.at = name, batch
         with torch.inference_mode():
             return measure.compare(
-                {OURS: partial(_compiled(name, text, x), x), **self.peers},
+                {OURS: partial(_compiled(name, text, x, cell.get("weights")), x), **self.peers},
                 baseline=(INT8, FLOAT),
                 seconds=self.seconds,
                 threads=1,
@@ -82,11 +103,14 @@ def _net(name: str) -> nn.Module:
     return NETS[name](1).eval()
 
 
-def _compiled(name: str, widths: str, x: Tensor) -> nn.Module:
+def _compiled(name: str, widths: str, x: Tensor, state: object) -> nn.Module:
     """Return a net of low bits, compiled, after comparing its answer with that of whole numbers."""
     found, model = widths_of(widths), _net(name)
     assert found.inputs is not None
-    twofour.quantize(model, found.weights.name, found.inputs.name, data=[torch.randn(16, 1, SIDE, SIDE)])
+    if state is None:
+        twofour.quantize(model, found.weights.name, found.inputs.name, data=[torch.randn(16, 1, SIDE, SIDE)])
+    else:
+        model = twofour.load(str(state), model, masked=True).eval()
     fast = twofour.compile(model, x)
     with quantization.in_whole_numbers(model):
         want = model(x)
