@@ -32,23 +32,29 @@ _TRUST = 0.25
 """Share of a run after which what it took counts as much as what such runs take elsewhere."""
 
 
+_FEW = 2.0
+"""Seconds of a run after which what it waited for a processor counts as much as that usually nothing is waited for."""
+
+
 class Pace:
     """Seconds that the steps of a run still take.
 
     Args:
         kinds: The kind of each step to come, in their order.
-        usual: Kind -> seconds of such a step elsewhere; what steps take here corrects them, by as much as is done.
+        usual: Kind -> seconds of such a step elsewhere, on a machine that has nothing else to do. What steps take here
+            corrects them, by as much as is done; before that, how long this process waits for a processor.
     """
 
     def __init__(self, kinds: Sequence[str], usual: Mapping[str, float]) -> None:
         self._ahead, self._usual = list(kinds), dict(usual)
         self._known = _TRUST * sum(self._usual[kind] for kind in kinds) or 1.0
         self._took: defaultdict[str, list[float]] = defaultdict(list)
-        self._began: float | None = None
+        self._began: tuple[float, float] | None = None
+        self._whole, self._busy = _FEW, _FEW
 
     def begin(self) -> None:
         """The next step begins."""
-        self._began = time.monotonic()
+        self._began = time.monotonic(), time.process_time()
 
     def end(self) -> None:
         """It ended; one that did not begin was done by an earlier run and says nothing."""
@@ -56,7 +62,9 @@ class Pace:
             return
         kind = self._ahead.pop(0)
         if self._began is not None:
-            self._took[kind].append(time.monotonic() - self._began)
+            whole, busy = self._running()
+            self._took[kind].append(whole)
+            self._whole, self._busy = self._whole + whole, self._busy + busy
         self._began = None
 
     def seconds(self, kind: str) -> float:
@@ -65,13 +73,33 @@ class Pace:
             return sum(took) / len(took)
         spent = sum(sum(took) for took in self._took.values())
         usual = sum(self._usual[kind] * len(took) for kind, took in self._took.items())
-        return self._usual[kind] * (spent + self._known) / (usual + self._known)  # one short step says little
+        known = self._known * self.waiting()
+        return self._usual[kind] * (spent + known) / (usual + self._known)  # one short step says little
+
+    def waiting(self) -> float:
+        """Return the seconds that go by while a processor works one second for this process, 1 at the least.
+
+        What children of the process work counts as waiting, and a time box that is kept to.
+        """
+        whole, busy = self._running()
+        return max(1.0, (self._whole + whole) / (self._busy + busy))
+
+    def _running(self) -> tuple[float, float]:
+        """Return the seconds of the step that runs, and the processor time that it had."""
+        if self._began is None:
+            return 0.0, 0.0
+        whole, busy = self._began
+        return time.monotonic() - whole, time.process_time() - busy
 
     def left(self) -> float:
-        """Return the seconds left; a step that takes longer than expected counts as nearly done."""
+        """Return the seconds left; a step that takes longer than expected is expected to take a quarter longer still.
+
+        So what is said grows with a step that nobody knows the end of, and does not stand at a moment for minutes.
+        """
         whole = [self.seconds(kind) for kind in self._ahead]
         if self._began is not None and whole:
-            whole[0] = max(whole[0] - (time.monotonic() - self._began), 0.05 * whole[0])
+            running, _ = self._running()
+            whole[0] = max(whole[0] - running, running / 4)
         return sum(whole)
 
 
