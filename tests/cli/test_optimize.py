@@ -54,6 +54,7 @@ def test_what_cannot_be_optimized_is_refused(run: Any, rows: str) -> None:
     words = ("optimize", "zoo_cli:small", "--data", rows, "--out")
     refused(run("optimize", "zoo_cli:none", "--data", rows, "--out", "out"), "has no function `none`")
     refused(run("optimize", "zoo_cli:small", "--data", "none.npz", "--out", "out"), "no such file")
+    refused(run("optimize", "zoo_cli:small", "--out", "out"), "no --data", "a few hundred inputs", "with one a line")
     refused(run(*words, "out", "--evaluate", "zoo_cli:none"), "has no function `none`")
     refused(run(*words, "out", "--evaluate", "zoo_cli:small", *MAGNITUDE), "the function that judges the model failed")
     refused(run(*words, "out", "--batch", "9", "--without", "torch"), "no such runtime to leave out")

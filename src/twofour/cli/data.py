@@ -25,6 +25,11 @@ from twofour.optimizing import Pairs
 
 ARRAYS, TEXTS = (".safetensors", ".npz", ".npy"), (".txt", ".jsonl")
 FORMS = "package.module:function that returns calibration data, or a file: " + ", ".join((*ARRAYS, *TEXTS))
+MADE = (
+    "of texts a .txt file with one a line (the model's tokenizer is taken); arrays by numpy.savez or "
+    "safetensors.torch.save_file; or the name of a function"
+)
+"""How such data are made."""
 BATCH = 8
 MOST_TEXTS = 1 << 13
 """Texts that are read where nobody says how many samples are used."""
@@ -71,7 +76,7 @@ def read(text: str, source: sources.Source, samples: int, length: int, batch: in
         f"--data {text} cannot be used",
         got=f"a {path.suffix or 'nameless'} file" if path.exists() else "no such file",
         wanted=FORMS,
-        remedy="write arrays with numpy.savez or safetensors.torch.save_file, or name a function",
+        remedy=MADE,
     )
 
 

@@ -29,8 +29,26 @@ from twofour.streaming.companions import companions
 EVALUATES = "package.module:function, called as function(model), that returns a number, the higher the better"
 REMEDIES = {"batch=1": "--batch 1, or larger batches of the function", "evaluate": "--evaluate module:function"}
 
+
+def _needed(data: str | None) -> str:
+    if data is None:
+        raise SourceError(
+            "a model is optimized on data: some calibrate, the others judge what it lost",
+            got="no --data",
+            wanted=f"a few hundred inputs as the model sees them: {inputs.FORMS}",
+            remedy=f"--data FILE; {inputs.MADE}. `twofour bench SOURCE` times a model as it is and needs none",
+        )
+    return data
+
+
 Data = Annotated[
-    str, typer.Option(metavar="DATA", help="Inputs: module:function, .npz, .npy, .safetensors, .txt or .jsonl.")
+    str,
+    typer.Option(
+        callback=_needed,
+        metavar="DATA",
+        help="A few hundred inputs, always needed: .txt (a text a line), .jsonl, .npz, .npy, .safetensors or "
+        "module:function.",
+    ),
 ]
 Evaluate = Annotated[
     str | None,
@@ -65,8 +83,8 @@ Threads = Annotated[int | None, typer.Option(min=1, help="Threads; torch's defau
 
 def optimize(
     source: DenseModel,
-    data: Data,
     out: Out,
+    data: Data = None,  # pyright: ignore[reportArgumentType]  # _needed refuses it
     evaluate: Evaluate = None,
     pairs: PairsFile = None,
     within: Within = None,
