@@ -1,6 +1,7 @@
 """The commands for a GPU: what they would measure, and that without one they say so and end well."""
 
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -35,7 +36,8 @@ def suite(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.skipif(gpu.unavailable() is None, reason="there is a GPU: make bench-gpu runs there")
 @pytest.mark.parametrize(
-    "folder,name", [("benchmarks", "gpu"), ("experiments", "gpu_training"), ("experiments", "gpu_low_bits")]
+    "folder,name",
+    [("benchmarks", "gpu"), *(("experiments", name) for name in ("gpu_training", "gpu_low_bits", "gpu_step"))],
 )
 def test_without_a_gpu_it_says_so_and_writes_nothing(
     folder: str, name: str, suite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -43,6 +45,16 @@ def test_without_a_gpu_it_says_so_and_writes_nothing(
     suite(folder, name).main(tmp_path / "out")
     assert "not run: this machine needs an NVIDIA GPU" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
+
+
+def test_a_step_is_taken_apart_into_its_operators(suite, tmp_path: Path) -> None:
+    suite("experiments", "gpu_step").main(tmp_path, only="resnet9", tiny=True)
+    (net,) = json.loads((tmp_path / "step.json").read_text())["nets"]
+    products = {"forward": 9, "input gradient": 8, "weight gradient": 9}  # the images need no gradient
+    for part, times in products.items():
+        assert sum(row["times"] for row in net["rows"] if row["part"] == part) == times
+    assert net["operators_ms"] == pytest.approx(sum(row["ms"] for row in net["rows"])) and net["step_ms"] > 0
+    assert {"norms", "elementwise", "optimiser"} < set(net["parts_ms"])
 
 
 def test_the_grid_has_sixty_products_of_each_type(suite) -> None:
