@@ -26,6 +26,18 @@ def test_an_input(run):
     assert "sparse does not pay in: 0, 2" in done.stdout
 
 
+def test_a_training_step(run):
+    small = ("estimate", "zoo_cli:small", "--machine", "h100-pcie", "--training")
+    done = run(*small, "--batch", "4096", "--input", "64", "--optimizer", "sgd", "--json", "out.json")
+    assert done.exit_code == 0, done.output
+    for said in ("4096 x 64 x 128", "weight gradient", "the dense step", "both ways", "not priced: the loss", "sgd: a"):
+        assert said in done.stdout, said
+    content = json.loads(Path("out.json").read_text())
+    assert content["dense_ms"] > 0 and len(content["rows"]) == 8  # the first layer's input needs no gradient
+    refused(run(*small), "a training step needs an example", "--input")
+    refused(run(*small, "--input", "64", "--plot", "out.svg"), "--plot")
+
+
 def test_layers_of_low_bits_have_a_column(run):
     done = run("estimate", "zoo_cli:coded", "--machine", "b200")
     assert done.exit_code == 0, done.output

@@ -34,8 +34,8 @@ def test_linear_convolution_and_attention_products():
 
     products = trace(Net(), torch.randn(2, 16, 8, 8)).products
     assert products[:5] == (
-        Product("conv.weight", 2 * 16, 32, 16 * 9),
-        Product("grouped.weight", 2 * 16, 8, 8 * 9, 4),
+        Product("conv.weight", 2 * 16, 32, 16 * 9, taps=9, positions=2 * 64),
+        Product("grouped.weight", 2 * 16, 8, 8 * 9, 4, taps=9, positions=2 * 16),
         Product("up.weight", 2 * 16, 16 * 4, 32),
         Product("fc.weight", 2 * 64, 64, 16),
         Product("bare.weight", 2 * 64, 32, 64),

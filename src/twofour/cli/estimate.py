@@ -15,18 +15,27 @@ from twofour.cli import data as inputs
 from twofour.cli import source as sources
 from twofour.cli.console import JsonFile, print_table, progress, remedies_of_options, say, write
 from twofour.cli.options import DenseModel, SampleShape, Skip, require_room, shape_of
-from twofour.hardware import Estimate, Row
+from twofour.hardware import Estimate, Row, StepRow, TrainingEstimate
 from twofour.hardware.estimate import TWO_FOUR
 from twofour.hardware.machine import SPARSE_DTYPES
+from twofour.hardware.passes import OPTIMIZERS
 
 REMEDIES = {
     "give tokens=": "--input SHAPE for real numbers, --length for token ids, --data for inputs of any form; without "
     "any its Linear layers alone are priced, on --batch rows",
+    "training=True)": "--input SHAPE, --length N or --data DATA, and --batch",
 }
 
 
 LENGTH = 128
 """Tokens of a text of --data at most."""
+
+
+Training = Annotated[bool, typer.Option("--training", help="A training step: three products a layer, all passes.")]
+Plot = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Draw roofline and speed-up (.svg, .png, .pdf); matplotlib.")
+]
+Optimizer = Annotated[str, typer.Option(help=f"Of a training step: {', '.join(OPTIMIZERS)}.")]
 
 
 def estimate(
@@ -45,15 +54,15 @@ def estimate(
     pattern: Annotated[
         str, typer.Option(metavar="PATTERN", help="2:4, or blocks of 16 x 16 and more: block:32x32@0.9.")
     ] = TWO_FOUR,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw roofline and speed-up (.svg, .png, .pdf); matplotlib.")
-    ] = None,
+    training: Training = False,
+    optimizer: Optimizer = "adamw",
+    plot: Plot = None,
     json: JsonFile = None,
 ) -> None:
     """Predict per layer and for the whole model the time on a GPU that is not here, dense and sparse. Nothing runs."""
     found = hardware.machine(machine)
     shape = shape_of(given)
-    _require_one(shape, length, data)
+    _require_one(shape, length, data, drawn=plot is not None and training)
     with progress(f"reading {source}"):
         origin = sources.resolve(source)
         model = origin.model()
@@ -63,21 +72,23 @@ def estimate(
         example, _ = inputs.traced(model, origin, None, LENGTH, data, what="A model is followed with its input")
     with remedies_of_options(REMEDIES):
         tokens = batch if example is None else None
-        result = hardware.estimate(
-            model, example, machine=found, dtype=dtype, tokens=tokens, skip=skip or (), pattern=pattern
-        )
-    show(result)
+        options: dict[str, Any] = {"dtype": dtype, "tokens": tokens, "skip": skip or (), "pattern": pattern}
+        options |= {"training": training, "optimizer": optimizer}
+        result: Estimate | TrainingEstimate = hardware.estimate(model, example, machine=found, **options)
+    show_step(result) if isinstance(result, TrainingEstimate) else show(result)
     if plot is not None:
-        hardware.plot(found, plot, dtype=dtype, rows=result)
+        hardware.plot(found, plot, dtype=dtype, rows=result if isinstance(result, Estimate) else None)
     write(json, {"source": source, "batch": batch, **result.to_dict()})
 
 
-def _require_one(shape: tuple[int, ...] | None, length: int | None, data: str | None) -> None:
-    """Refuse more than one form of input.
+def _require_one(shape: tuple[int, ...] | None, length: int | None, data: str | None, *, drawn: bool) -> None:
+    """Refuse more than one form of input, and a drawn training step.
 
     Raises:
-        typer.BadParameter: There is more than one.
+        typer.BadParameter: There is more than one, or a training step is to be drawn.
     """
+    if drawn:
+        raise typer.BadParameter("a training step is not drawn", param_hint="--plot")
     if shape is not None and length is not None:
         raise typer.BadParameter("a model takes real numbers or token ids, not both", param_hint="--length")
     if data is not None and (shape or length):
@@ -100,6 +111,41 @@ def show(result: Estimate) -> None:
     if result.loses:
         say(f"sparse does not pay in: {', '.join(result.loses)}")
     say(result.summary())
+
+
+def show_step(result: TrainingEstimate) -> None:
+    """Print each layer's products, the parts of the dense step, the sparse ones, and the whole step."""
+    head = ("layer", "product", "times", "M x N x K", "dense ms", "W 2:4 ms", "dZ 2:4 ms", "passes ms", "")
+    lines = [_step_cells(rows) for rows in result.grouped()]
+    print_table("each product of a training step, predicted", head, lines, right=(2, 3, 4, 5, 6, 7))
+    parts = [(name, f"{ms:.3f}", f"{result.shares[name]:.1%}") for name, ms in result.parts.items()]
+    print_table("the dense step", ("part", "ms", "share"), parts, right=(1, 2))
+    sparse = [
+        (
+            v.name,
+            f"{v.best_ms:.3f}",
+            f"{v.pass_ms:.3f}",
+            f"{v.saved:.1%}",
+            f"{len(v.taken)} of {v.fits}",
+            f"{v.every_ms:.3f}",
+        )
+        for v in result.variants
+    ]
+    titles = ("sparse where that wins", "ms", "passes ms", "saved", "products", "all of them, ms")
+    print_table("the sparse step", titles, sparse, right=(1, 2, 3, 4, 5))
+    for note in result.notes:
+        say(note)
+    say(result.summary())
+
+
+def _step_cells(rows: Sequence[StepRow]) -> tuple[str, ...]:
+    row = rows[0]
+    size = f"{row.m:g} x {row.n:g} x {row.k:g}" + (f" ({row.batch})" if row.batch > 1 else "")
+    ways = [row.way("W"), row.way("dZ")]
+    sparse = [f"{way.ms:.4f}" if way is not None else "-" for way in ways]
+    spent = ", ".join(f"{way.pass_ms:.4f}" for way in ways if way is not None) or "-"
+    reasons = dict.fromkeys(f"{way.operand}: {way.reason}" for way in row.sparse if way.reason)
+    return (row.layer, row.product, str(len(rows)), size, f"{row.dense_ms:.4f}", *sparse, spent, "; ".join(reasons))
 
 
 def _cells(rows: Sequence[Row], low: bool) -> tuple[str, ...]:

@@ -6,17 +6,23 @@ from twofour.hardware.fitted import FITTED, Fitted
 from twofour.hardware.machine import DTYPES, Machine
 from twofour.hardware.machines import MACHINES, ampere_like, machine, sme_core
 from twofour.hardware.plot import plot
+from twofour.hardware.training_estimate import VARIANTS, Sparse, StepRow, TrainingEstimate, Variant
 from twofour.hardware.work import cut
 
 __all__ = [
     "DTYPES",
     "FITTED",
     "MACHINES",
+    "VARIANTS",
     "Costs",
     "Estimate",
     "Fitted",
     "Machine",
     "Row",
+    "Sparse",
+    "StepRow",
+    "TrainingEstimate",
+    "Variant",
     "ampere_like",
     "costs",
     "cut",

@@ -65,6 +65,7 @@ def costs(
     *,
     batch: ArrayLike = 1,
     cold: bool = False,
+    repeats: tuple[ArrayLike, ArrayLike] = (1, 1),
     fitted: Fitted = FITTED,
 ) -> Costs:
     """Price products of (m, k) by (k, n).
@@ -78,13 +79,15 @@ def costs(
         k: Reduction.
         batch: How many such products run in one launch.
         cold: Whether the weight stands in memory; else in the cache if it fits, as where a benchmark repeats a product.
+        repeats: How often a value of the operand of m, and of n, stands in its matrix; see `cut`.
         fitted: Constants.
 
     Raises:
         HardwareError: The machine has no unit for this.
     """
     machine.peak(dtype, sparse=sparse)
-    return price(cut(machine, dtype, sparse, m, n, k, batch), machine, dtype, sparse, cold=cold, fitted=fitted)
+    work = cut(machine, dtype, sparse, m, n, k, batch, repeats=repeats)
+    return price(work, machine, dtype, sparse, cold=cold, fitted=fitted)
 
 
 def price(work: Work, machine: Machine, dtype: str, sparse: bool, *, cold: bool, fitted: Fitted) -> Costs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 from torch import nn
@@ -12,12 +12,16 @@ from torch import nn
 from twofour import quantization
 from twofour.errors import HardwareError
 from twofour.hardware.blocks import of_blocks, require_large
-from twofour.hardware.costs import Costs, costs
+from twofour.hardware.costs import STATIC, Costs, costs
 from twofour.hardware.fitted import FITTED
 from twofour.hardware.low_bits import SINGLE_BITS, as_floats, of_low_bits
-from twofour.hardware.machine import BITS, Machine, group_of
+from twofour.hardware.machine import Machine
 from twofour.hardware.machines import machine as find
-from twofour.hardware.matmul_shapes import Product, linears, trace
+from twofour.hardware.matmul_shapes import Product, linears, require_products, trace
+from twofour.hardware.passes import depthwise, is_cold, traffic, value_bytes
+from twofour.hardware.reasons import DEPTHWISE, layer_of, reasons_of
+from twofour.hardware.training_estimate import TrainingEstimate
+from twofour.hardware.training_step import estimate_step
 from twofour.layers import require_module, walk
 from twofour.patterns import Block, Pattern, parse
 from twofour.quantization import LowBits
@@ -184,6 +188,36 @@ def _cell(row: Row, pattern: str) -> str:
     return f"{dense}, {row.sparse_ms:.4f} ms {pattern} ({row.sparse_bound}), {row.ratio:.2f}x"
 
 
+@overload
+def estimate(
+    model: nn.Module,
+    example: Any = ...,
+    *,
+    machine: str | Machine,
+    dtype: str = ...,
+    tokens: int | None = ...,
+    skip: str | Sequence[str] = ...,
+    pattern: str | Pattern = ...,
+    training: Literal[False] = ...,
+    optimizer: str = ...,
+) -> Estimate: ...
+
+
+@overload
+def estimate(
+    model: nn.Module,
+    example: Any = ...,
+    *,
+    machine: str | Machine,
+    dtype: str = ...,
+    tokens: int | None = ...,
+    skip: str | Sequence[str] = ...,
+    pattern: str | Pattern = ...,
+    training: Literal[True],
+    optimizer: str = ...,
+) -> TrainingEstimate: ...
+
+
 def estimate(
     model: nn.Module,
     example: Any = None,
@@ -193,7 +227,9 @@ def estimate(
     tokens: int | None = None,
     skip: str | Sequence[str] = (),
     pattern: str | Pattern = TWO_FOUR,
-) -> Estimate:
+    training: bool = False,
+    optimizer: str = "adamw",
+) -> Estimate | TrainingEstimate:
     """Predict per layer and for the whole model the time on a machine that is not here, dense and sparse.
 
     The shapes of the example are followed through the model; nothing is computed and no weight is read. Which weights
@@ -211,16 +247,21 @@ def estimate(
         skip: Layer globs that stay dense.
         pattern: "2:4", which has units of its own, or blocks of at least 16 by 16, "block:32x32@0.9", priced on the
             dense units by the rule of `hardware/blocks.py`, which no measurement was there to fit.
+        training: Price one training step on the example instead: `TrainingEstimate`, and what is priced, there.
+        optimizer: Of a training step: "adamw", or "sgd" with momentum.
 
     Raises:
         HardwareError: The machine is unknown or has no unit for the dtype or pattern, the model cannot be followed
-            without values, it has no product, or neither or both of example and tokens are given.
+            without values, it has no product, or neither or both of example and tokens are given; of a training step
+            also what `estimate_step` names.
         LayerError: The model is none, or a glob of `skip` matches no layer.
     """
     require_module(model)
     device = find(machine)
     device.peak(dtype)
     rule = _sparse(device, dtype, pattern)
+    if training:
+        return estimate_step(model, example, device, dtype, optimizer, skip, rule=rule, tokens=tokens)
     if (example is None) == (tokens is None) or (tokens is not None and tokens < 1):
         raise HardwareError(
             "the size of the input is not known",
@@ -231,17 +272,10 @@ def estimate(
     low = {f"{name}.weight".lstrip("."): held for name, held in quantization.of(model).items()}
     model = as_floats(model) if low else model
     traced = trace(model, example) if tokens is None else linears(model, tokens)
-    if not traced.products:
-        raise HardwareError(
-            "the model runs no matrix product",
-            got=type(model).__name__,
-            wanted="a linear layer, a convolution or attention",
-            remedy="estimate a model with weights",
-        )
-    reasons = _reasons(model, traced.products, dtype if rule is None else None, skip)
-    weights = {p.weight: p.n * p.k * p.batch * BITS[dtype] / 8 for p in traced.products if p.weight}
-    cold = sum(weights.values()) > FITTED.cache * device.l2
-    other = traced.values * min(BITS[dtype], 16) / 8 / (device.bandwidth * FITTED.memory)
+    require_products(model, traced)
+    reasons = reasons_of(model, traced.products, dtype if rule is None else None, skip)
+    cold = is_cold(device, dtype, traced.products)
+    other = traffic(device, traced.values * value_bytes(dtype))
     rows = _rows(traced.products, reasons, device, dtype, cold, rule)
     rows = tuple(_with_width(row, p, low, device, dtype, cold) for row, p in zip(rows, traced.products, strict=True))
     name = TWO_FOUR if rule is None else rule.name
@@ -277,37 +311,24 @@ def _sparse(device: Machine, dtype: str, pattern: str | Pattern) -> Block | None
     return None
 
 
-def _reasons(
-    model: nn.Module, products: Sequence[Product], dtype: str | None, skip: str | Sequence[str]
-) -> dict[str, str]:
-    """Why a weight stays dense, "" where it can be sparse: in whole groups of `dtype`'s, None where it has none."""
-    found = walk(model, skip=skip)
-    reasons = {entry.name: entry.reason for entry in found.skipped} | {entry.name: "" for entry in found.weights}
-    for product in products:
-        if (
-            product.weight
-            and dtype is not None
-            and not reasons.get(product.weight, "not a weight that can be pruned")
-            and product.k % group_of(dtype)
-        ):
-            reasons[product.weight] = f"a reduction of {product.k} has no whole groups in {dtype}"
-    return reasons
-
-
 def _rows(
     products: Sequence[Product], reasons: dict[str, str], device: Machine, dtype: str, cold: bool, rule: Block | None
 ) -> tuple[Row, ...]:
-    unique = list(dict.fromkeys((p.m, p.n, p.k, p.batch) for p in products))
-    sizes = np.array(unique, dtype=np.float64).T
-    dense = costs(device, dtype, False, *sizes[:3], batch=sizes[3], cold=cold)
+    unique = list(dict.fromkeys((p.m, p.n, p.k, p.batch, p.repeats) for p in products))
+    m, n, k, batch, repeats = np.array(unique, dtype=np.float64).T
+    dense = costs(device, dtype, False, m, n, k, batch=batch, cold=cold, repeats=(repeats, 1))
     if rule is None:
-        priced = [dense, costs(device, dtype, True, *sizes[:3], batch=sizes[3], cold=cold)]
+        sparse = costs(device, dtype, True, m, n, k, batch=batch, cold=cold, repeats=(repeats, 1))
     else:
-        m, n, k, batch = sizes
-        priced = [dense, of_blocks(dense, device, dtype, rule, m, n, k, batch, cold=cold)]
+        sparse = of_blocks(dense, device, dtype, rule, m, n, k, batch, cold=cold)
     places = {size: index for index, size in enumerate(unique)}
-    bounds = [cost.bound for cost in priced]
-    found = tuple(_row(p, places[p.m, p.n, p.k, p.batch], reasons, priced, bounds) for p in products)
+    bounds = [cost.bound for cost in (dense, sparse)]
+    found = tuple(
+        _depthwise(p, device, dtype)
+        if p.depthwise
+        else _row(p, places[p.m, p.n, p.k, p.batch, p.repeats], reasons, [dense, sparse], bounds)
+        for p in products
+    )
     return found if rule else tuple(replace(row, margin=FITTED.margin) for row in found)
 
 
@@ -322,9 +343,8 @@ def _with_width(row: Row, product: Product, low: Mapping[str, LowBits], device: 
 def _row(product: Product, at: int, reasons: dict[str, str], priced: list[Costs], bounds: list[list[str]]) -> Row:
     reason = "no weight" if product.weight is None else reasons.get(product.weight, "not a weight that can be pruned")
     dense, sparse = priced
-    layer = product.weight.rpartition(".")[0] or product.weight if product.weight else "(activations)"
     return Row(
-        *(layer, product.m, product.n, product.k, product.batch),
+        *(layer_of(product.weight), product.m, product.n, product.k, product.batch),
         dense_ms=float(dense.seconds[at]) * 1e3,
         sparse_ms=None if reason else float(sparse.seconds[at]) * 1e3,
         bound=bounds[0][at],
@@ -333,3 +353,10 @@ def _row(product: Product, at: int, reasons: dict[str, str], priced: list[Costs]
         sparse_mj=None if reason else float(sparse.joules[at]) * 1e3,
         reason=reason,
     )
+
+
+def _depthwise(product: Product, device: Machine, dtype: str) -> Row:
+    seconds = depthwise(product, device, dtype)
+    sizes = (layer_of(product.weight), product.m, product.n, product.k, product.batch)
+    idle = device.watts * STATIC * seconds * 1e3  # a transfer costs nothing of its own, as in `costs`
+    return Row(*sizes, seconds * 1e3, None, "memory", None, idle, None, DEPTHWISE)

@@ -26,6 +26,8 @@ _SAME = {aten.relu, aten.relu_, aten.gelu, aten.silu, aten.tanh, aten.sigmoid, a
 _SAME |= {aten.silu_, aten.hardtanh_, aten._safe_softmax}
 _BINARY = {aten.add, aten.add_, aten.mul, aten.sub, aten.div}
 _NORMS = {aten.native_batch_norm, aten._native_batch_norm_legit_no_training, aten.native_layer_norm}
+_NORM_GRADIENTS = {aten.native_batch_norm_backward, aten.native_layer_norm_backward, aten.native_group_norm_backward}
+_BATCH_NORMS = {aten.native_batch_norm: 1, aten.native_batch_norm_backward: 2}
 """Operations whose result has the shape of an operand: torch works that out in Python, 5000 calls for a layer norm."""
 
 
@@ -39,6 +41,10 @@ class Product:
         n: Outputs.
         k: Reduction.
         batch: Products in the launch: heads, groups.
+        taps: Of a convolution: places of the input that an output sees in one channel.
+        positions: Of a convolution: places of the input, all samples; None of other products, m there.
+        input_gradient: Whether a training step asks for the gradient of the operand of m, the layer's input.
+        weight_gradient: Whether it asks for that of the operand of n, the weight.
     """
 
     weight: str | None
@@ -46,14 +52,42 @@ class Product:
     n: int
     k: int
     batch: int = 1
+    taps: int = 1
+    positions: int | None = None
+    input_gradient: bool = False
+    weight_gradient: bool = False
+
+    @property
+    def values(self) -> int:
+        """Of the weight, or of the operand of n."""
+        return self.n * self.k * self.batch
+
+    @property
+    def repeats(self) -> float:
+        """How often an input's value stands in the matrix (m, k) of a convolution; memory holds it once."""
+        return max(1.0, self.m * self.taps / (self.positions or self.m))
+
+    @property
+    def depthwise(self) -> bool:
+        """Whether each channel has filters of its own: libraries multiply them by no matrix units."""
+        return self.positions is not None and self.batch > 1 and self.k == self.taps
 
 
 @dataclass(frozen=True)
 class Traced:
-    """What a model runs: its products, and the values that all other operations read and write."""
+    """What a model runs: its products, and the values that all other operations read and write.
+
+    Attributes:
+        products: Those of the forward pass, in the order they run.
+        values: Of all other operations of the forward pass.
+        norms: Of a training step: values that norms read and write, forward and back.
+        elementwise: Of a training step: those of all other operations.
+    """
 
     products: tuple[Product, ...]
     values: int
+    norms: int = 0
+    elementwise: int = 0
 
 
 class _Recorder(TorchDispatchMode):
@@ -63,24 +97,29 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.names, self.keep = dict(names), keep  # kept: the id of a dead tensor may be given again
         self.products: list[Product] = []
-        self.values = 0
+        self.values = self.norms = 0
+        self.backward = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         packet = func.overloadpacket
-        result = _shaped(packet, args)
+        result = None if torch.is_grad_enabled() and packet in _NORMS else _shaped(packet, args)
         if result is None:
             result = func(*args, **(kwargs or {}))
         if packet in _VIEWS:
             self._inherit(args, result)
         elif (found := self._product(packet, args, result)) is not None:
-            self.products += found
-        else:
-            self.values += sum(
-                leaf.numel()
-                for leaf in _tensors((args, tuple((kwargs or {}).values()), result))
-                if leaf.is_floating_point() and id(leaf) not in self.names
-            )
+            self.products += [] if self.backward else found
+        elif packet is not aten.convolution_backward:
+            self.note(packet, (args, tuple((kwargs or {}).values()), result))
         return result
+
+    def note(self, packet: Any, tensors: Any) -> None:
+        """Count what an operation reads and writes; a batch norm of a training step reads its inputs a second time."""
+        found = [leaf for leaf in _tensors(tensors) if leaf.is_floating_point() and id(leaf) not in self.names]
+        again = _BATCH_NORMS.get(packet, 0)
+        values = sum(leaf.numel() for leaf in found) + sum(leaf.numel() for leaf in found[:again])
+        self.values += values
+        self.norms += values * (packet in _NORMS or packet in _NORM_GRADIENTS)
 
     def _inherit(self, args: Any, result: Any) -> None:
         name = next((self.names[id(a)] for a in args if isinstance(a, Tensor) and id(a) in self.names), None)
@@ -93,33 +132,45 @@ class _Recorder(TorchDispatchMode):
         if packet in (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.linear):
             left, right = args[1:3] if packet in (aten.addmm, aten.baddbmm) else args[:2]
             if packet is aten.linear:
-                return [self._matrix(right, left.numel() // left.shape[-1], right.shape[0], right.shape[1])]
+                return [self._matrix(left, right, left.numel() // left.shape[-1], right.shape[0], right.shape[1])]
             batch = left.shape[0] if left.ndim == 3 else 1
-            return [self._matrix(right, left.shape[-2], right.shape[-1], left.shape[-1], batch, left)]
+            return [self._matrix(left, right, left.shape[-2], right.shape[-1], left.shape[-1], batch)]
         if packet is aten.convolution:
             return [self._convolution(args, result)]
         if "scaled_dot_product" in str(packet):
             query, key, value = args[:3]
             batch, length, width = math.prod(query.shape[:-2]), query.shape[-2], query.shape[-1]
             return [
-                Product(None, length, key.shape[-2], width, batch),
-                Product(None, length, value.shape[-1], key.shape[-2], batch),
+                Product(None, length, key.shape[-2], width, batch, **_asked(query, key)),
+                Product(None, length, value.shape[-1], key.shape[-2], batch, **_asked(query, value)),
             ]
         return None
 
-    def _matrix(self, right: Tensor, m: int, n: int, k: int, batch: int = 1, left: Tensor | None = None) -> Product:
+    def _matrix(self, left: Tensor, right: Tensor, m: int, n: int, k: int, batch: int = 1) -> Product:
         name = self.names.get(id(right))
-        if name is None and left is not None and id(left) in self.names:  # W x instead of x W
-            return Product(self.names[id(left)], n, m, k, batch)
-        return Product(name, m, n, k, batch)
+        if name is None and id(left) in self.names:  # W x instead of x W
+            return Product(self.names[id(left)], n, m, k, batch, **_asked(right, left))
+        return Product(name, m, n, k, batch, **_asked(left, right))
 
     def _convolution(self, args: Any, result: Tensor) -> Product:
         given, weight, transposed, groups = args[0], args[1], args[6], args[8]
         positions = math.prod((given if transposed else result).shape[2:]) * result.shape[0]
         taps = math.prod(weight.shape[2:])
         rows, columns = weight.shape[0] // groups, weight.shape[1]
-        n, k = (columns * taps, rows) if transposed else (rows, columns * taps)
-        return Product(self.names.get(id(weight)), positions, n, k, groups)
+        name, asked = self.names.get(id(weight)), _asked(given, weight)
+        if transposed:
+            return Product(name, positions, columns * taps, rows, groups, **asked)
+        places = math.prod(given.shape[2:]) * given.shape[0]
+        return Product(name, positions, rows, columns * taps, groups, taps, places, **asked)
+
+
+def _asked(given: Tensor, weight: Tensor) -> dict[str, bool]:
+    """Say which gradients of a product a training step asks for."""
+    wanted = torch.is_grad_enabled()
+    return {
+        "input_gradient": wanted and given.requires_grad,
+        "weight_gradient": wanted and weight.requires_grad,
+    }
 
 
 class _Shortcuts(TorchFunctionMode):
@@ -196,6 +247,104 @@ def _shaped(packet: Any, args: Any) -> Any:
     return None
 
 
+class _Fused(torch.autograd.Function):
+    """Attention and dropout as the one kernel that a GPU has for each, of which operands and results are counted.
+
+    Dropout's mask, a byte a value written and read again, stands for the operand that its way back does not read.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, recorder: _Recorder, shape: Sequence[int], *given: Tensor) -> Tensor:
+        """Return an answer of the shape."""
+        ctx.recorder, ctx.given = recorder, given
+        result = _empty(shape, given[0])
+        recorder.note(None, (given, result))
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Return gradients of what was given; it is read once more, the answer's gradient with it."""
+        found = tuple(_empty(tensor.shape, tensor) for tensor in ctx.given)
+        ctx.recorder.note(None, (ctx.given, gradients, found))
+        return None, None, *found
+
+
+class _TrainedShortcuts(TorchFunctionMode):
+    """Takes attention and dropout of a training step ahead of torch, whose meta device takes them apart."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention and len(args) >= 3:
+            query, _, value = args[:3]
+            noted = self.recorder._product(func.__name__, args, None) or []
+            self.recorder.products += noted
+            return _Fused.apply(self.recorder, (*query.shape[:-1], value.shape[-1]), *args[:3])
+        if func is F.dropout and isinstance(args[0], Tensor):
+            given = args[0]
+            rate, training = kwargs.get("p", args[1] if len(args) > 1 else 0.5), kwargs.get("training", True)
+            training = args[2] if len(args) > 2 else training
+            return _Fused.apply(self.recorder, given.shape, given) if training and rate else given
+        return func(*args, **kwargs)
+
+
+def trace_step(model: nn.Module, example: Any) -> Traced:
+    """Run the shapes of a training step on the meta device: forward in training mode, and back from the outputs' sum.
+
+    The products are those of the forward pass, each with the gradients that the step asks for. The loss is none of it.
+
+    Args:
+        model: Any module; it is neither changed nor computed.
+        example: A tensor, a tuple of positional arguments or a dict of keyword arguments.
+
+    Raises:
+        HardwareError: As `trace`, or nothing of the model is trained.
+    """
+    recorder, tensors, given = _prepared(model, example)
+    wanted, remedy = calls.FORMS, "estimate the forward pass alone: leave training=True out"
+    with (
+        calls.keeping_modes(model),
+        torch.enable_grad(),
+        calls.explaining(HardwareError, "the shapes of a training step alone", wanted=wanted, remedy=remedy),
+        recorder,
+    ):
+        model.train()
+        with _TrainedShortcuts(recorder):
+            output = torch.func.functional_call(model, tensors, given.args, given.kwargs, tie_weights=False)
+        values = recorder.values
+        trained = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        if trained:
+            recorder.backward = True
+            torch.autograd.backward(trained, [_empty(leaf.shape, leaf) for leaf in trained])
+    if not trained:
+        raise HardwareError(
+            "the training step trains nothing",
+            got=f"{type(model).__name__}, whose output needs no gradient",
+            wanted="a parameter with requires_grad that the output depends on",
+            remedy="model.requires_grad_(True), or leave training=True out",
+        )
+    products, elementwise = tuple(recorder.products), recorder.values - recorder.norms
+    return Traced(products, values, recorder.norms, elementwise)
+
+
+def _prepared(model: nn.Module, example: Any) -> tuple[_Recorder, dict[str, Tensor], calls.Example]:
+    """Return a recorder, the model's tensors on the meta device, and the example there."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    unique: dict[int, str] = {}
+    shared = {name: unique.setdefault(id(tensor), name) for name, tensor in parameters.items()}
+    first = {name: parameters[name].detach().to("meta") for name in unique.values()}
+    for name, tensor in first.items():  # also where nothing is trained: torch folds batches by it
+        tensor.requires_grad_(parameters[name].requires_grad)
+    meta = {name: first[shared[name]] for name in parameters}
+    names = {id(tensor): name for name, tensor in first.items()}
+    buffers = {name: tensor.to("meta") for name, tensor in model.named_buffers(remove_duplicate=False)}
+    given = calls.Example.of(example).map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf)
+    return _Recorder(names, list(meta.values())), {**meta, **buffers}, given
+
+
 def trace(model: nn.Module, example: Any) -> Traced:
     """Run the model's shapes on the meta device and return its products in the order they run.
 
@@ -206,14 +355,7 @@ def trace(model: nn.Module, example: Any) -> Traced:
     Raises:
         HardwareError: The model reads values, which the meta device has none of, or does not run on the example.
     """
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    meta = {name: tensor.to("meta") for name, tensor in parameters.items()}
-    unique: dict[int, str] = {}
-    shared = {name: unique.setdefault(id(tensor), name) for name, tensor in parameters.items()}
-    names = {id(tensor): shared[name] for name, tensor in meta.items()}
-    buffers = {name: tensor.to("meta") for name, tensor in model.named_buffers(remove_duplicate=False)}
-    given = calls.Example.of(example).map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf)
-    recorder = _Recorder(names, list(meta.values()))
+    recorder, tensors, given = _prepared(model, example)
     wanted, remedy = calls.FORMS, "leave the example out and give tokens=: its Linear layers alone are priced then"
     with (
         calls.evaluating(model),
@@ -222,8 +364,23 @@ def trace(model: nn.Module, example: Any) -> Traced:
         recorder,
         _Shortcuts(recorder),
     ):
-        torch.func.functional_call(model, {**meta, **buffers}, given.args, given.kwargs, tie_weights=False)
+        torch.func.functional_call(model, tensors, given.args, given.kwargs, tie_weights=False)
     return Traced(tuple(recorder.products), recorder.values)
+
+
+def require_products(model: nn.Module, traced: Traced) -> None:
+    """Refuse a model without products.
+
+    Raises:
+        HardwareError: It has none.
+    """
+    if not traced.products:
+        raise HardwareError(
+            "the model runs no matrix product",
+            got=type(model).__name__,
+            wanted="a linear layer, a convolution or attention",
+            remedy="estimate a model with weights",
+        )
 
 
 def linears(model: nn.Module, tokens: int) -> Traced:

@@ -78,6 +78,11 @@ def _cuts() -> tuple[Array, Array, Array]:
     return rows[None, :, 0], rows[None, :, 1], rows[None, :, 2]
 
 
+def _columns(*sizes: ArrayLike) -> tuple[Array, ...]:
+    columns: Any = [np.atleast_1d(np.asarray(size, dtype=np.float64))[:, None] for size in sizes]
+    return np.broadcast_arrays(*columns)
+
+
 def cut(
     machine: Machine,
     dtype: str,
@@ -87,8 +92,13 @@ def cut(
     k: ArrayLike,
     batch: ArrayLike,
     weight: float | None = None,
+    *,
+    repeats: tuple[ArrayLike, ArrayLike] = (1, 1),
 ) -> Work:
     """Cut products of (m, k) by (k, n), `batch` of them each, into tiles.
+
+    `repeats` says how often a value of the operand of m, and of n, stands in its matrix while memory holds it once: the
+    taps of a convolution, multiplied as an implicit product. A tile loads every repetition, memory does not.
 
     A sparse weight, the operand with n, is read as half its values and their selectors; `weight` says in its place how
     many bytes a value has that is unpacked where it is multiplied. The output has 2 bytes a value,
@@ -98,8 +108,7 @@ def cut(
     takes as long as 16 readings of the weight). Data-centre Blackwell multiplies by pairs of units that share the
     tokens of a tile.
     """
-    columns: Any = [np.atleast_1d(np.asarray(size, dtype=np.float64))[:, None] for size in (m, n, k, batch)]
-    m_, n_, k_, batch_ = np.broadcast_arrays(*columns)
+    m_, n_, k_, batch_, often, often_n = _columns(m, n, k, batch, *repeats)
     tile_m, tile_n, parts = _cuts()
     value, weight = BITS[dtype] / 8, stored_bytes(dtype, sparse=sparse) if weight is None else weight
     plane = np.ceil(m_ / tile_m) * np.ceil(n_ / tile_n) * batch_
@@ -110,8 +119,9 @@ def cut(
     high = np.minimum(m_, tile_m if swept else np.maximum(tile_m, np.sqrt(together)))
     wide = np.minimum(n_, together / high)
     waves = np.maximum(1, m_ * n_ * batch_ / together)
-    operands = (m_ * value + n_ * weight) * k_ * batch_
-    again = np.maximum(0, waves * (high * value + wide * weight) * k_ - operands)
+    once, once_n = value / often, weight / often_n  # bytes in memory
+    operands = (m_ * once + n_ * once_n) * k_ * batch_
+    again = np.maximum(0, waves * (high * once + wide * once_n) * k_ - operands)
     return Work(
         flops=2 * m_ * n_ * k_ * batch_,
         tiles=plane * parts,
@@ -119,10 +129,10 @@ def cut(
         area=np.broadcast_to(area, plane.shape),
         loads=depth * (tile_m * value / (2 if machine.family == "blackwell" else 1) + tile_n * weight),
         operands=operands,
-        weights=n_ * weight * k_ * batch_,
+        weights=n_ * once_n * k_ * batch_,
         output=m_ * n_ * batch_ * max(2.0, 4 * (value == 4)),
         again=again,
-        reach=n_ * weight * k_ * batch_ + high * value * k_ if swept else np.broadcast_to(operands, plane.shape),
+        reach=n_ * once_n * k_ * batch_ + high * once * k_ if swept else np.broadcast_to(operands, plane.shape),
         parts=parts,
         offered=np.maximum(tile_m, tile_n) * value <= SWEPT if swept else tile_m > 0,
     )

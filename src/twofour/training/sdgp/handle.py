@@ -168,7 +168,7 @@ def _chosen(model: nn.Module, rule: Rule, globs: Sequence[str]) -> tuple[dict[st
                 layer=name,
             )
         if kind_of(module) is not None:
-            why = _reason(name, module, rule, globs)
+            why = why_exact(name, module, rule, globs)
             if why is None:
                 modules[name] = module
             else:
@@ -224,7 +224,7 @@ def _parts(module: nn.Module) -> int:
     return groups if isinstance(groups, int) else 1
 
 
-def _reason(name: str, module: nn.Module, rule: Rule, globs: Sequence[str]) -> str | None:
+def why_exact(name: str, module: nn.Module, rule: Rule, globs: Sequence[str]) -> str | None:
     """Return why a layer stays exact, or None."""
     kind = kind_of(module)
     assert kind is not None
