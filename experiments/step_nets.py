@@ -43,9 +43,9 @@ class StepNet:
         """Random weights."""
         return self.build(tiny)
 
-    def example(self, tiny: bool = False) -> Any:
+    def example(self, tiny: bool = False, batch: int | None = None) -> Any:
         """A batch of random images, or of token ids."""
-        batch = 2 if tiny else self.batch
+        batch = 2 if tiny else batch or self.batch
         if len(self.shape) == 1:
             return {"input_ids": torch.randint(0, 100, (batch, 16 if tiny else self.shape[0]))}
         channels, *size = self.shape

@@ -57,6 +57,30 @@ def test_a_step_is_taken_apart_into_its_operators(suite, tmp_path: Path) -> None
     assert {"norms", "elementwise", "optimiser"} < set(net["parts_ms"])
 
 
+def test_the_page_of_training_steps_is_what_the_package_tells(suite) -> None:
+    page = suite("experiments", "step_page")
+    text = page.PAGE.read_text().split(page.START)[1].split(page.END)[0]
+    found = page.estimates({"resnet9": page.NETS["resnet9"]})
+    for machine, step in found["resnet9"].items():
+        sdgp = step.variant("sdgp")
+        cell = f"{sdgp.saved:.1%}, {sdgp.every_saved:.1%}, {step.paper_saved:.1%}"
+        row = next(line for line in text.splitlines() if line.startswith(f"| {machine} | "))
+        assert cell in row, "run `python experiments/step_page.py`"
+    said = (page.ROOT / "docs" / "sdgp.md").read_text()
+    most = [max(s.variant("sdgp").saved for s in found["resnet9"].values())]
+    most += [max(s.paper_saved for s in found["resnet9"].values())]
+    assert all(f"{100 * share:.1f} %" in said for share in most)
+    for parts in page.measured().values():
+        assert f"| {sum(parts.values()):.2f} ms, " in text
+
+
+@pytest.mark.long
+def test_the_whole_page_of_training_steps_is_what_the_package_tells(suite) -> None:
+    page = suite("experiments", "step_page")
+    rest = page.PAGE.read_text().split(page.START)[1]
+    assert rest.split(page.END)[0].strip() == page.text(), "run `python experiments/step_page.py`"
+
+
 def test_the_grid_has_sixty_products_of_each_type(suite) -> None:
     names = [case.name for case in suite("benchmarks", "cases.gpu_products").grid()]
     assert len(set(names)) == len(names) == 180
