@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from tests.report.runs import timing
@@ -68,3 +71,17 @@ def test_the_verdict_is_honest(seconds: float, sparse: bool, held: bool, words: 
     verdict, figures = verdict_of(record, kept, Score("dense", 100.0), held, 0.5, "ours")
     assert words in verdict and "1.00 points below the dense model's" in verdict
     assert figures[0][:2] == ("times as fast", f"{2e-3 / seconds:.2f}x") and len(figures) == 4
+
+
+def test_the_verdict_says_that_the_machine_was_busy() -> None:
+    kept, machine = tried("ours", 1e-3, 99.0), {"cores_allowed": 2}
+    record = Record({"torch eager": timing(5e-3), "ours": timing(1e-3)}, ("torch eager",), machine=machine)
+
+    def said(**changed: Any) -> str:
+        return verdict_of(replace(record, **changed), kept, Score("dense", 100.0), True, 0.5, "ours")[0]
+
+    assert all("busy" not in said(load_average=load) for load in (None, 0.5, 3.9))
+    assert "busy" not in said(load_average=8.5, machine={"cores_allowed": None})
+    assert "8.5 processes wanted to run on 2 processors" in said(load_average=8.5)
+    assert "--threads" not in said(load_average=8.5)
+    assert "--threads 1: 2 threads wait for each other" in said(load_average=8.5, threads=2)

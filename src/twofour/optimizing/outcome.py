@@ -180,6 +180,22 @@ def score_text(score: Score | None) -> str:
     return f"{score.value:.2f}" + (f" ± {score.error:.2f}" if score.error else "")
 
 
+CROWD = 2
+"""From so many processes that want to run for each processor on, threads of one call wait for each other."""
+
+
+def _crowd(record: Record) -> str:
+    """Say that other work was on the machine while the models were timed, "" where there was none to speak of."""
+    cores, load = record.machine.get("cores_allowed"), record.load_average
+    if not isinstance(cores, int) or load is None or load < CROWD * cores:
+        return ""
+    fewer = f", or with --threads 1: {record.threads} threads wait for each other" if record.threads > 1 else ""
+    return (
+        f" The machine was busy: {load:.1f} processes wanted to run on {cores} processors, so that times are too long "
+        f"and their order may be another. Run it again, with another folder, on a free one{fewer}."
+    )
+
+
 def verdict_of(
     record: Record, kept: Tried, dense: Score, held: bool, within: float | None, plain: str
 ) -> tuple[str, list[tuple[str, str, str]]]:
@@ -208,6 +224,7 @@ def verdict_of(
         said += " Nothing sparse was faster at a quality that holds: the model that is kept runs dense."
     if ratio < 1:
         said += f" {best} is faster on this machine: nothing was won in time."
+    said += _crowd(record)
     figures = [
         ("times as fast", f"{ratio:.2f}x", f"as {best}, the fastest dense runtime"),
         ("a call", f"{milliseconds(kept.seconds)} ms", f"{best}: {milliseconds(record.median(best))} ms"),
