@@ -65,6 +65,18 @@ def test_attach_and_remove_leave_the_model_as_it_was() -> None:
         handle.remove()
 
 
+def test_an_activation_in_place_may_follow() -> None:
+    def run(in_place: bool) -> Tensor:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(inplace=in_place), nn.Linear(16, 8))
+        sdgp.attach(model, product="dense")
+        x = torch.randn(3, 5, 8, requires_grad=True)
+        model(x).square().sum().backward()
+        return x.grad  # type: ignore[return-value]
+
+    assert torch.equal(run(True), run(False))
+
+
 def test_layers_that_stay_exact_have_a_reason() -> None:
     class Own(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:

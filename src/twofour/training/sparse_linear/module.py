@@ -42,7 +42,9 @@ class _Products(torch.autograd.Function):
         if torch.compiler.is_compiling():
             return functional.linear(x, weight, bias)
         ctx.products = numbered(number)  # the graph may outlive the layer
-        return ctx.products.forward(x, weight, bias).view(*x.shape[:-1], len(weight))
+        y = ctx.products.forward(x, weight, bias)
+        # No view, which what follows could not overwrite: an activation in place does.
+        return torch.ops.aten._unsafe_view(y, (*x.shape[:-1], len(weight)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
