@@ -1,5 +1,7 @@
 """Gradients pruned along their channels: every instruction set against the reference in torch."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -7,11 +9,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.conftest import threads
+from twofour.kernels.epilogue import ACTIVATIONS
 from twofour.kernels.nm_gradient import (
     MODES,
     nm_gradient,
     nm_gradient_packed,
     nm_gradient_reference,
+    nm_gradient_through,
     packed_bytes,
     refuses,
 )
@@ -19,6 +23,7 @@ from twofour.kernels.nm_matmul.layout import from_layout
 
 DTYPES = [torch.float32, torch.bfloat16]
 EPS = 1e-9
+THROUGH = [name for name in ACTIVATIONS if name != "none"]
 
 
 def gradient(samples: int, tokens: int, columns: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -125,3 +130,92 @@ def test_what_it_refuses() -> None:
     assert "float64" in str(refuses(torch.empty(2, 8, dtype=torch.float64)))
     assert "6 output channels" in str(refuses(torch.empty(2, 6)))
     assert "meta" in str(refuses(torch.empty(2, 8, device="meta")))
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """Memory that nobody has written holds NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def exact(upstream: Tensor, z: Tensor, activation: str) -> Tensor:
+    """dL/dz in float64."""
+    at = z.double().requires_grad_()
+    return torch.autograd.grad(ACTIVATIONS[activation](at), at, upstream.double())[0]
+
+
+def holds(upstream: Tensor, z: Tensor, activation: str, mode: str, seed: int) -> None:
+    """dL/dz within rounding of the exact one, its pruned form to the bit that of the kernel it replaces."""
+    found, pruned = nm_gradient_through(upstream, z, activation, mode, eps=EPS, seed=seed)
+    limit = 4e-7 * upstream.double().abs() + (2**-8 * exact(upstream, z, activation).abs() if z.itemsize == 2 else 0)
+    assert ((found.double() - exact(upstream, z, activation)).abs() <= limit + 1e-37).all()
+    assert pruned is not None and torch.equal(pruned, nm_gradient(found, mode, eps=EPS, seed=seed))
+    buffer = torch.full((packed_bytes(z.shape[:-1].numel(), z.shape[-1], z.dtype) + 64,), 255, dtype=torch.uint8)
+    again, packed = nm_gradient_through(upstream, z, activation, mode, eps=EPS, seed=seed, packed=True, out=buffer)
+    assert packed is not None and torch.equal(again, found) and (buffer[-64:] == 255).all()
+    assert torch.equal(packed, nm_gradient_packed(found, mode, eps=EPS, seed=seed))
+    alone, nothing = nm_gradient_through(upstream, z, activation, None)
+    assert torch.equal(alone, found) and nothing is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", THROUGH)
+def test_through_an_activation_on_every_isa(isa: str, poisoned: None, activation: str, dtype: torch.dtype) -> None:
+    for mode, shape in zip(MODES, ((1, 1, 4), (1, 70, 1100), (1, 70, 68), (2, 9, 132)), strict=True):
+        z = 3 * torch.randn(shape, generator=torch.Generator().manual_seed(1))
+        holds(gradient(*shape, dtype), z.to(dtype), activation, mode, seed=9)
+
+
+@given(
+    samples=st.integers(1, 4),
+    tokens=st.integers(1, 30),
+    groups=st.integers(1, 40),
+    mode=st.sampled_from(MODES),
+    activation=st.sampled_from(THROUGH),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=30, deadline=None)
+def test_through_an_activation_in_odd_sizes(
+    samples: int, tokens: int, groups: int, mode: str, activation: str, dtype: torch.dtype, seed: int
+) -> None:
+    z = 4 * torch.randn(samples, tokens, 4 * groups, generator=torch.Generator().manual_seed(seed % 2**31))
+    holds(gradient(samples, tokens, 4 * groups, dtype, seed), z.to(dtype), activation, mode, seed)
+
+
+@pytest.mark.parametrize("activation", THROUGH)
+def test_derivatives_at_the_ends(isa: str, activation: str) -> None:
+    z = torch.tensor([0.0, -0.0, 1e-30, 12.9, 50.0, 1e30, float("inf"), -9.9, -12.9, -50.0, -1e30, float("-inf")])
+    found = nm_gradient_through(torch.ones(1, 1, 12), z.view(1, 1, 12), activation, None)[0].flatten()
+    half = 0.0 if activation == "relu" else 0.5
+    want = torch.tensor([half, half, 1.0 if activation == "relu" else half, *[1.0] * 4, *[0.0] * 5])
+    torch.testing.assert_close(found, want, rtol=0, atol=4e-7 if activation != "silu" else 5e-4)
+    bad = torch.tensor([float("nan"), float("inf"), 1.0, 1.0]).view(1, 1, 4)
+    for upstream, at in ((bad, torch.ones(1, 1, 4)), (torch.ones(1, 1, 4), bad)):
+        through = nm_gradient_through(upstream, at, activation, None)[0].flatten()
+        assert through[0].isnan() or (activation == "relu" and at is bad)
+        assert through[2:].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_relu_has_the_bits_of_torch(isa: str, dtype: torch.dtype) -> None:
+    z, upstream = gradient(2, 5, 36, dtype, seed=1), gradient(2, 5, 36, dtype)
+    upstream[0, 0, :9] = float("nan")
+    z[0, 1, :9] = float("nan")
+    want = torch.ops.aten.threshold_backward(upstream, z.relu(), 0)
+    for at in (z, z.relu()):
+        torch.testing.assert_close(
+            nm_gradient_through(upstream, at, "relu", None)[0], want, rtol=0, atol=0, equal_nan=True
+        )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_threads_and_strides_change_nothing(mode: str) -> None:
+    upstream, z = gradient(3, 150, 500, torch.float32), gradient(3, 150, 500, torch.float32, seed=1)
+    want = nm_gradient_through(upstream, z, "gelu", mode, seed=7)
+    turned = upstream.transpose(1, 2).contiguous().transpose(1, 2)
+    with threads(3):
+        found = nm_gradient_through(turned, z, "gelu", mode, seed=7)
+    assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))

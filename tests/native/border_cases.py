@@ -354,6 +354,9 @@ def training(scale: int) -> Iterator[Call]:
         panels = header("float32", "panels", rows, 64, EXT.layout_bytes("panels", rows, 64, 0, False))
         yield row.isa, EXT.nm_gradient, [row.index, gradient, 0, 0.0, 0, torch.empty(2 * scale, 4, 64), False, 1]
         yield row.isa, EXT.nm_gradient, [row.index, gradient, 0, 0.0, 0, panels, True, 1]
+        through = [row.index, 2, gradient, gradient + 1, torch.empty(2 * scale, 4, 64), 1, 0.0, 0]
+        yield row.isa, EXT.nm_gradient_through, [*through, torch.empty(2 * scale, 4, 64), False, 1]
+        yield row.isa, EXT.nm_gradient_through, [*through, panels.clone(), True, 1]
     for row in native.rows("nm_unbiased"):
         panels = header("float32", "panels", 64, rows, EXT.layout_bytes("panels", 64, rows, 0, False))
         yield row.isa, EXT.nm_unbiased, [row.index, gradient.view(rows, 64), 0, panels, 1]

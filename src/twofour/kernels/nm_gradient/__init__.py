@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from twofour.kernels.nm_gradient.cpu import MODES, nm_gradient, nm_gradient_packed, refuses
+from twofour.kernels.nm_gradient.cpu import MODES, nm_gradient, nm_gradient_packed, nm_gradient_through, refuses
 from twofour.kernels.nm_gradient.reference import nm_gradient_reference
 from twofour.kernels.nm_unbiased import packed_bytes
 
-__all__ = ["MODES", "nm_gradient", "nm_gradient_packed", "nm_gradient_reference", "packed_bytes", "refuses"]
+__all__ = [
+    "MODES",
+    "nm_gradient",
+    "nm_gradient_packed",
+    "nm_gradient_reference",
+    "nm_gradient_through",
+    "packed_bytes",
+    "refuses",
+]

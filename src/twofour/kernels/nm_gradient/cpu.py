@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from twofour import native
+from twofour.kernels.epilogue import ACTIVATIONS
 from twofour.kernels.nm_unbiased import LAYOUTS, with_header
 
 MODES = ("magnitude", "rescaled", "random", "unbiased")
@@ -59,6 +60,60 @@ def nm_gradient_packed(
     out = with_header(samples * tokens, columns, gradient.dtype, out)
     _prune(gradient, mode, eps, seed, out, packed=True)
     return out
+
+
+def nm_gradient_through(
+    upstream: Tensor,
+    at: Tensor,
+    activation: str,
+    mode: str | None,
+    *,
+    eps: float = 0.0,
+    seed: int = 0,
+    packed: bool = False,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return dL/dz of y = activation(z) and, from the same pass, the same pruned.
+
+    The second is to the bit what `nm_gradient` or `nm_gradient_packed` makes of the first. Derivatives are off by at
+    most 3e-7 (torch's tanh form of GELU: 9e-7), that of relu by nothing; they are not torch's bits, and those of two
+    instruction sets may differ.
+
+    Args:
+        upstream: dL/dy, float32 or bfloat16 (samples, tokens, channels) on the CPU, channels a multiple of 4.
+        at: z, of the same shape and dtype; of "relu", y serves as well.
+        activation: A key of `kernels.epilogue.ACTIVATIONS` other than "none".
+        mode: As in `nm_gradient`; None: nothing is pruned.
+        eps: As in `nm_gradient`.
+        seed: As in `nm_gradient`.
+        packed: Whether the second is what `nm_gradient_packed` returns.
+        out: As in `nm_gradient_packed`.
+
+    Returns:
+        dL/dz, contiguous, and its pruned or packed form, or None.
+    """
+    assert refuses(upstream) is None and upstream.ndim == 3, (upstream.shape, upstream.dtype)
+    samples, tokens, columns = upstream.shape
+    gradient = torch.empty(upstream.shape, dtype=upstream.dtype, device="cpu")
+    kept = None
+    if mode is not None and packed:
+        kept = with_header(samples * tokens, columns, upstream.dtype, out)
+    elif mode is not None:
+        kept = torch.empty_like(gradient)
+    native.extension().nm_gradient_through(
+        native.best("nm_gradient").index,
+        list(ACTIVATIONS).index(activation),
+        upstream.contiguous(),
+        at.contiguous(),
+        gradient,
+        MODES.index(mode or MODES[0]),
+        eps,
+        seed & 0xFFFFFFFF,
+        kept,
+        packed,
+        native.threads(),
+    )
+    return gradient, kept
 
 
 def _prune(gradient: Tensor, mode: str, eps: float, seed: int, out: Tensor, *, packed: bool) -> None:

@@ -3,9 +3,19 @@
 
 #include <cstdint>
 
+#include "kernels/epilogue.h"
 #include "native/table.h"
 
 namespace twofour {
+
+// Where the gradient comes from: dL/dz = dL/dy times the derivative of y = activation(z), made before it is pruned. All
+// of the gradient's type, contiguous.
+struct ActivationGradient {
+  Activation activation;  // none: the gradient is there already
+  const void* upstream;   // dL/dy
+  const void* at;         // z; of relu, y serves as well
+  void* gradient;         // dL/dz, which is written
+};
 
 enum class GradientMode : int { magnitude, rescaled, random, unbiased };
 
@@ -20,10 +30,11 @@ struct NmGradient {
   GradientMode mode;
   float eps;      // of rescaled
   uint32_t seed;  // of random and unbiased
-  void* out;
+  void* out;      // null: nothing is pruned
   bool packed;
   int threads;
   int64_t begin, end;  // tasks
+  ActivationGradient from;
 };
 
 using NmGradientKernel = KernelRow<void(const NmGradient&)>;

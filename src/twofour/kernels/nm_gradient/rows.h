@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "derivative.h"
 #include "groups.h"
 #include "kernels/layouts/panels.h"
 #include "native/integers.h"
@@ -87,6 +88,19 @@ TWOFOUR_INLINE void spread_row(const T* from, uint32_t group, uint32_t seed, con
     spread<V>(keep_two<V, mode>(x, group + v * V::width, seed, factors + v * 4 * V::width), y);
     store_groups<V>(to + v * 4 * V::width, y);
   }
+}
+
+// dL/dz of rows [row, stop) where it is made here, along tiles [t0, t1): their pruning reads it from the caches.
+template <class V, class T>
+TWOFOUR_NOINLINE void make_rows(const NmGradient& a, int64_t row, int64_t stop, int64_t t0, int64_t t1) {
+  const int64_t columns = least(a.columns, t1 * kPanelTile) - t0 * kPanelTile;
+  with_activation(a.from.activation, [&](auto constant) {
+    constexpr auto kind = decltype(constant)::value;
+    if constexpr (kind != twofour::Activation::none)
+      for (int64_t at = row * a.columns + t0 * kPanelTile; row < stop; row++, at += a.columns)
+        through_activation<kind, V>(static_cast<const T*>(a.from.upstream) + at, static_cast<const T*>(a.from.at) + at,
+                                    static_cast<T*>(a.from.gradient) + at, columns);
+  });
 }
 
 // Rows [begin, end) of the gradient, which lie in one sample, and tiles [t0, t1).
@@ -173,8 +187,10 @@ struct Run {
   }
 
   TWOFOUR_INLINE void sum() {
-    for (int64_t row = begin; row < end; row += kBundle)
+    for (int64_t row = begin; row < end; row += kBundle) {
+      make_rows<V, T>(a, row, least(row + kBundle, end), t0, t1);
       for (int64_t tile = t0; tile < t1; tile++) add_sums(row, least(row + kBundle, end), tile);
+    }
     to_factors();
   }
   TWOFOUR_NOINLINE void operator()() {
@@ -182,9 +198,10 @@ struct Run {
     for (int64_t row = begin; row < end;) {
       const Block block(static_cast<uint8_t*>(a.out), row, a.samples * a.tokens, a.columns);
       const int64_t stop = least(least(row / kBundle * kBundle + kBundle, end), block.first + block.rows);
+      if constexpr (mode != GradientMode::rescaled) make_rows<V, T>(a, row, stop, t0, t1);
       for (int64_t tile = t0; tile < t1; tile++) {
         if (a.packed) pack(block, row, stop, tile);
-        else write(row, stop, tile);
+        else if (a.out != nullptr) write(row, stop, tile);
       }
       row = stop;
     }
