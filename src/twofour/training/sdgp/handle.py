@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -17,8 +17,10 @@ from twofour.layers import (
     parse_globs,
     require_matches,
     require_module,
+    take_off,
 )
 from twofour.patterns import Pattern
+from twofour.training.sdgp.activation import activation_of, put_through
 from twofour.training.sdgp.convolution import SdgpConv1d, SdgpConv2d
 from twofour.training.sdgp.pruned_gradient import PrunedGradient
 from twofour.training.sdgp.rule import EPS, Rule
@@ -44,9 +46,16 @@ class Handle(ProductsHandle):
         skipped: Name of each other Linear, convolution, attention or recurrent layer -> why it stays exact.
     """
 
-    def __init__(self, model: nn.Module, rule: Rule, modules: dict[str, nn.Module], skipped: dict[str, str]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        rule: Rule,
+        modules: Mapping[str, nn.Module],
+        skipped: Mapping[str, str],
+        activations: Sequence[nn.Module],
+    ) -> None:
         super().__init__(model, TITLE, modules, skipped)
-        self.rule = rule
+        self.rule, self._activations = rule, tuple(activations)
 
     def state_dict(self) -> dict[str, int]:
         """Return how often each layer has drawn: with the seed it says where the random modes stand."""
@@ -77,6 +86,9 @@ class Handle(ProductsHandle):
             TrainingError: It was removed already, or a layer has been parametrised since.
         """
         self._take_off()
+        for module in self._activations:
+            if attached(module) == TITLE:
+                take_off(module)
         return self.model
 
     def finish(self) -> nn.Module:
@@ -145,13 +157,22 @@ def attach(
     chooser, workspace = Chooser(product, seconds), Workspace()
     for position, (name, module) in enumerate(modules.items()):
         why = "asked for" if product == "dense" else _why_dense(module, rule)
-        source = PrunedGradient(rule, _parts(module), seed, position, workspace, why)
+        over = next((kind for kind in (SdgpConv1d, SdgpConv2d) if isinstance(module, kind.__bases__[-1])), None)
+        source = PrunedGradient(rule, _parts(module), seed, position, workspace, why, convolution=over is not None)
         later = Choice("-", False, why or "chosen when its input first needs a gradient")
         plan = LayerPlan(name, _shape(module), 0, "", {"data": later})
         products = LinearProducts(TITLE, {"data": source}, plan, chooser)
-        over = next((kind for kind in (SdgpConv1d, SdgpConv2d) if isinstance(module, kind.__bases__[-1])), None)
         put_products(module, products, over=over)
-    return Handle(model, rule, modules, skipped)
+    return Handle(model, rule, modules, skipped, _put_through_activations(model) if rule.native else ())
+
+
+def _put_through_activations(model: nn.Module) -> list[nn.Module]:
+    """Let the activations of a model make pruned gradients; returns them."""
+    found = {module: activation_of(module) for _, module in model.named_modules() if CARRIED not in module.__dict__}
+    for module, activation in found.items():
+        if activation is not None:
+            put_through(module, TITLE, activation)
+    return [module for module, activation in found.items() if activation is not None]
 
 
 def _chosen(model: nn.Module, rule: Rule, globs: Sequence[str]) -> tuple[dict[str, nn.Module], dict[str, str]]:
@@ -159,7 +180,7 @@ def _chosen(model: nn.Module, rule: Rule, globs: Sequence[str]) -> tuple[dict[st
     modules: dict[str, nn.Module] = {}
     skipped: dict[str, str] = {}
     for name, module in model.named_modules():
-        if attached(module) == TITLE:
+        if attached(module) == TITLE and kind_of(module) is not None:
             raise TrainingError(
                 "SDGP is attached already",
                 got=f"pruned gradients {source_of(module.__dict__[CARRIED]).rule.pattern}",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from twofour import native
 from twofour.errors import PatternError, one_of
-from twofour.kernels.nm_gradient import MODES, nm_gradient, nm_gradient_packed, refuses
+from twofour.kernels.nm_gradient import MODES, nm_gradient, nm_gradient_packed, nm_gradient_through, refuses
 from twofour.native import gpu
 from twofour.patterns import NM, Pattern
 from twofour.patterns.nm import HALF_OR_SINGLE, mask_row
@@ -161,6 +161,31 @@ def packed(gradient: Tensor, rule: Rule, *, generator: torch.Generator | None, o
         out: uint8, of at least `kernels.nm_gradient.packed_bytes`.
     """
     return nm_gradient_packed(gradient, rule.mode, eps=rule.eps, seed=_seed(rule, generator), out=out)
+
+
+def pruned_through(
+    upstream: Tensor,
+    at: Tensor,
+    activation: str,
+    rule: Rule | None,
+    *,
+    generator: torch.Generator | None,
+    out: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return dL/dz of y = activation(z) and what `pruned` or, with `out`, `packed` returns of it: from one pass.
+
+    Args:
+        upstream: dL/dy, (samples, pixels, channels) that `kernels.nm_gradient.refuses` takes.
+        at: z, of the same shape and dtype; of "relu", y serves as well.
+        activation: A key of `kernels.epilogue.ACTIVATIONS`.
+        rule: Of 2:4, or None: nothing is pruned, the second is None.
+        generator: As in `pruned`.
+        out: As in `packed`; None: the second is dense.
+    """
+    if rule is None:
+        return nm_gradient_through(upstream, at, activation, None)
+    options = {"eps": rule.eps, "seed": _seed(rule, generator)}
+    return nm_gradient_through(upstream, at, activation, rule.mode, **options, packed=out is not None, out=out)
 
 
 def _seed(rule: Rule, generator: torch.Generator | None) -> int:

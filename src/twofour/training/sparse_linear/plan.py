@@ -46,6 +46,7 @@ class LayerPlan:
         tokens: Rows of the input that was measured; 0 before there was one.
         dtype: Computing type.
         choices: Product (of `PRODUCTS`) -> how it runs.
+        pruned: Where its gradient was pruned last; "" where none is.
     """
 
     name: str
@@ -53,6 +54,7 @@ class LayerPlan:
     tokens: int
     dtype: str
     choices: Mapping[str, Choice]
+    pruned: str = ""
 
     @property
     def dense_ms(self) -> float:
@@ -84,5 +86,6 @@ class Plan:
             size = f", {layer.tokens} tokens, {layer.dtype}" if layer.tokens else ""
             lines.append(f"{layer.name}  {out} x {columns}{size}")
             lines += [f"  {product:<8} {choice}" for product, choice in layer.choices.items()]
+            lines += [f"  pruned   {layer.pruned}"] if layer.pruned else []
         lines += [f"{name}  dense: {reason}" for name, reason in self.skipped.items()]
         return "\n".join(lines)

@@ -15,7 +15,7 @@ from torch import Tensor
 from twofour.kernels import find
 from twofour.training.sparse_linear.chooser import Chooser
 from twofour.training.sparse_linear.implementations import TORCH
-from twofour.training.sparse_linear.plan import PRODUCTS, LayerPlan
+from twofour.training.sparse_linear.plan import PRODUCTS, Choice, LayerPlan
 from twofour.training.sparse_linear.source import EXACT, Call, Source
 from twofour.training.step_clock import part
 
@@ -78,15 +78,26 @@ class LinearProducts:
         if kernel is not None and source.takes(kernel, call):
             with part("pack"):
                 packed = source.packed(kernel, call)
+            self._note(source)
             with part(PARTS[call.product]):
                 return source.multiply(kernel, packed, call)
         with part("pack"):
             a, b = source.dense(call)
+        self._note(source)
         with part(PARTS[call.product]):
             # Nothing was measured in another type than the plan's; a choice may be for when a mask is in force.
             ways, wanted = call.implementations(), (choice.kernel, choice.dense) if dtype == self.plan.dtype else ()
             name = next((name for name in wanted if name in ways), TORCH)
             return ways[name](a, b).to(call.dtype or a.dtype)
+
+    def settled(self, product: str, a: Tensor) -> Choice | None:
+        """Return how a product runs with an operand of this size and type, or None: it has not run with one."""
+        known = self._signatures.get(product)
+        return self.plan.choices[product] if known is not None and known[:2] == (a.shape, a.dtype) else None
+
+    def _note(self, source: Source) -> None:
+        if source.pruned_where and source.pruned_where != self.plan.pruned:
+            self.plan = replace(self.plan, pruned=source.pruned_where)
 
     def _choose(self, chooser: Chooser, call: Call, source: Source, dtype: str) -> None:
         """Have a call chosen that is of another size than the product's last, and note it in the plan."""
@@ -107,7 +118,8 @@ class LinearProducts:
     def __getstate__(self) -> dict[str, Any]:  # what was chosen here holds for this machine
         if self.chooser is None:
             return self.__dict__.copy()
-        return {**self.__dict__, "plan": replace(self.plan, tokens=0, dtype="", choices={}), "_signatures": {}}
+        plan = replace(self.plan, tokens=0, dtype="", choices={}, pruned="")
+        return {**self.__dict__, "plan": plan, "_signatures": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:  # a copy, also of another process, gets a number of its own
         self.__dict__.update(state)

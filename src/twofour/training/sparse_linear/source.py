@@ -52,9 +52,11 @@ class Source:
 
     Attributes:
         same: Whether a sparse product gives the dense ones' numbers.
+        pruned_where: Where the operand was pruned last, for the plan; "" where none is.
     """
 
     same: ClassVar[bool] = True
+    pruned_where: str = ""
 
     def kernels(self, call: Call) -> tuple[list[Kernel], str]:
         """Return the rows that can multiply by the sparse operand, and why there are none: "" where none is meant."""
