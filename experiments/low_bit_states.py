@@ -8,6 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 import twofour
 from low_bit_nets import FLOAT, Evaluate, require_whole
 from records import Brought, version
@@ -84,11 +87,22 @@ def rows(folder: Path, found: list[dict[str, Any]], evaluate: Evaluate, whole: i
         yield _row(task, folder, one, evaluate, whole)
 
 
+def laid_out(model: nn.Module) -> nn.Module:
+    """Let a net compute in channels_last behind its first convolution, as compiled ones do; returns it.
+
+    A mean over places adds them up in the order of memory, and its last bit decides a level of the classifier now and
+    then. Images of one channel are laid out both ways: so it is said behind them, to the normalisation.
+    """
+    norm = next(module for module in model.modules() if isinstance(module, nn.BatchNorm2d))
+    norm.register_forward_pre_hook(lambda _, args: (args[0].contiguous(memory_format=torch.channels_last),))
+    return model
+
+
 def _row(task: ConvNet, folder: Path, found: dict[str, Any], evaluate: Evaluate, whole: int) -> Brought:
     value, examples = found["value"], (0, 0)
     if found["arm"] != FLOAT:
         path = folder / f"{found['task']}-{found['arm']}-{found['seed']}.safetensors"
-        model = twofour.load(path, task.network(0), masked=True)
+        model = laid_out(twofour.load(path, task.network(0), masked=True))
         value = require_whole(task, model, evaluate, task.evaluate_first(whole))
         examples = len(task.test[1]), min(whole, len(task.test[1]))
     return Brought(
