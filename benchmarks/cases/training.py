@@ -44,14 +44,14 @@ class Block(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
+        self.up, self.act, self.down = nn.Linear(WIDTH, HIDDEN), nn.GELU("tanh"), nn.Linear(HIDDEN, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, sequence, width) -> the same."""
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, HEADS, -1)).movedim(2, 0).transpose(2, 3)
         attended = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         x = x + self.proj(attended)
-        return x + self.down(functional.gelu(self.up(self.norm2(x)), approximate="tanh"))
+        return x + self.down(self.act(self.up(self.norm2(x))))
 
 
 class Step:
