@@ -69,7 +69,7 @@ def _brought(task: Task, head: dict[str, Any], rows: list[Brought]) -> str:
     return "\n".join(
         [
             f"## Low bits: {task.title}\n",
-            "`python experiments/gpu_low_bits.py FOLDER` with a GPU, then "
+            "`python experiments/gpu_low_bits.py FOLDER` (`--help` has epochs, images, batch, and the CPU), then "
             f"`python experiments/run.py low-bits-from-gpu FOLDER --only {task.name} --record`\n",
             *_table(task, head, rows, task.notes.format(**said, teacher=teacher)),
             *checked,
@@ -115,12 +115,12 @@ def _line(key: str, of: Mapping[str, Sequence[Row]], metric: dict[str, Any]) -> 
 def _verdict(of: Mapping[str, Sequence[Row]]) -> list[str]:
     """Say whether w1a2 is within what is expected of float, and above w1a1."""
     to_float, to_binary = (paired(of.get("w1a2", []), of.get(key, [])) for key in (FLOAT, "w1a1"))
-    if len(to_float) < 2 or len(to_binary) < 2:
+    if not to_float or not to_binary:
         return []
-    lost = -statistics.mean(a - b for a, b in to_float)
-    gain, half = interval([a - b for a, b in to_binary])
-    word = "above" if gain > half else "below" if gain < -half else "tied with"
+    lost, gains = -statistics.mean(a - b for a, b in to_float), [a - b for a, b in to_binary]
+    gain, half = interval(gains) if len(gains) > 1 else (gains[0], None)
+    word = "above" if gain > (half or 0) else "below" if gain < -(half or 0) else "tied with"
     return [
         f"Wanted of w1a2: at most {WITHIN:g} points below float ({'met' if lost <= WITHIN else 'missed'}: {lost:.2f}) "
-        f"and above w1a1 ({word} it: {signed(gain)} ± {half:.2f}).\n"
+        f"and above w1a1 ({word} it: {signed(gain)}{', one seed' if half is None else f' ± {half:.2f}'}).\n"
     ]

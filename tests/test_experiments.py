@@ -307,6 +307,9 @@ def test_the_page_of_low_bits_judges_one_and_two_bits(tmp_path, monkeypatch):
     for seed in range(2):
         for key, value in (("float", 90.0), ("w1a1", 84.0), ("w1a2", 86.0)):
             kept.add(row(key, seed, value + seed * (key == "w1a1") / 2))
+        assert (
+            seed or "(missed: 4.00) and above w1a1 (above it: +2.00, one seed)" in low_bits_page.sections(tmp_path)[1]
+        )
     _, section = low_bits_page.sections(tmp_path)
     assert "| w1a2 | 30.00" in section and "| -4.00 ± 0.00 | 2 |" in section
     assert "(missed: 4.00) and above w1a1 (tied with it: +1.75 ± 3.18)" in section and "Not run: w2a2." in section
