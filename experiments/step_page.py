@@ -14,7 +14,7 @@ import torch
 
 from step_nets import NETS, StepNet
 from twofour.hardware import MACHINES, VARIANTS, TrainingEstimate
-from twofour.hardware.matmul_shapes import trace_step
+from twofour.hardware.step_shapes import trace_step
 from twofour.hardware.training_estimate import PRODUCTS
 from twofour.hardware.training_step import estimate_step
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import twofour
@@ -17,7 +18,7 @@ from twofour.errors import HardwareError
 from twofour.hardware import MACHINES, VARIANTS, TrainingEstimate, gemm
 from twofour.hardware.fitted import FITTED
 from twofour.hardware.machine import stored_bytes
-from twofour.hardware.matmul_shapes import trace_step
+from twofour.hardware.step_shapes import trace_step
 
 
 class Net(nn.Module):
@@ -191,6 +192,21 @@ def test_a_weight_used_twice_is_packed_once_and_a_dropout_is_one_pass():
     assert traced.elementwise == 32 * 64 * (2 + 3) + 3 * 64 * 64  # x, y; x, dy, dx; the weight's two gradients summed
 
 
+def test_checkpoints_are_named_and_an_input_may_want_a_gradient():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Sequential(nn.Linear(64, 64), nn.ReLU()), nn.Linear(64, 64)
+
+        def forward(self, x):
+            return self.last(checkpoint(self.first, x, use_reentrant=False))
+
+    x = torch.randn(32, 64, requires_grad=True)
+    result = step(Twice(), x)
+    assert len(result.rows) == 6 and any("checkpoints" in note for note in result.notes)  # x wants its own, too
+    assert not any("checkpoints" in note for note in step(Net(), X).notes)
+
+
 def test_refusals_and_a_model_that_is_left_as_it_was():
     model = Net().eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -205,6 +221,14 @@ def test_refusals_and_a_model_that_is_left_as_it_was():
         step(model, X, optimizer="lion")
     with pytest.raises(HardwareError, match="training steps with such weights are not priced"):
         step(model, X, pattern="block:32x32@0.9")
+    with pytest.raises(HardwareError, match="the example is empty"):
+        step(nn.Linear(8, 8), torch.empty(0, 8))
+    with pytest.raises(HardwareError, match="the example is empty"):
+        twofour.estimate(nn.Linear(8, 8), torch.empty(0, 8), machine="h200")
+    handle = twofour.training.sdgp.attach(model, "2:4")
+    with pytest.raises(HardwareError, match="that nothing is attached to"):
+        step(model, X)
+    handle.remove()
     with pytest.raises(HardwareError, match="trains nothing"):
         step(Net().requires_grad_(False), X)
     with pytest.raises(HardwareError, match="the variant 'triple' is unknown"):

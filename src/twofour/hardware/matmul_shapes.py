@@ -26,6 +26,8 @@ _SAME = {aten.relu, aten.relu_, aten.gelu, aten.silu, aten.tanh, aten.sigmoid, a
 _SAME |= {aten.silu_, aten.hardtanh_, aten._safe_softmax}
 _BINARY = {aten.add, aten.add_, aten.mul, aten.sub, aten.div}
 _NORMS = {aten.native_batch_norm, aten._native_batch_norm_legit_no_training, aten.native_layer_norm}
+_FORWARD = {aten.convolution, aten.addmm, aten.baddbmm, aten.linear}
+"""Products that no gradient consists of."""
 _NORM_GRADIENTS = {aten.native_batch_norm_backward, aten.native_layer_norm_backward, aten.native_group_norm_backward}
 _BATCH_NORMS = {aten.native_batch_norm: 1, aten.native_batch_norm_backward: 2}
 """Operations whose result has the shape of an operand: torch works that out in Python, 5000 calls for a layer norm."""
@@ -65,7 +67,7 @@ class Product:
     @property
     def repeats(self) -> float:
         """How often an input's value stands in the matrix (m, k) of a convolution; memory holds it once."""
-        return max(1.0, self.m * self.taps / (self.positions or self.m))
+        return max(1.0, self.m * self.taps / self.positions) if self.positions else 1.0
 
     @property
     def depthwise(self) -> bool:
@@ -82,15 +84,17 @@ class Traced:
         values: Of all other operations of the forward pass.
         norms: Of a training step: values that norms read and write, forward and back.
         elementwise: Of a training step: those of all other operations.
+        anew: Whether the way back computes something of the forward pass a second time, as checkpoints do.
     """
 
     products: tuple[Product, ...]
     values: int
     norms: int = 0
     elementwise: int = 0
+    anew: bool = False
 
 
-class _Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):
     """Notes each product, and which tensors are views of which parameter."""
 
     def __init__(self, names: Mapping[int, str], keep: list[Tensor]) -> None:
@@ -98,7 +102,7 @@ class _Recorder(TorchDispatchMode):
         self.names, self.keep = dict(names), keep  # kept: the id of a dead tensor may be given again
         self.products: list[Product] = []
         self.values = self.norms = 0
-        self.backward = False
+        self.backward = self.anew = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         packet = func.overloadpacket
@@ -107,8 +111,9 @@ class _Recorder(TorchDispatchMode):
             result = func(*args, **(kwargs or {}))
         if packet in _VIEWS:
             self._inherit(args, result)
-        elif (found := self._product(packet, args, result)) is not None:
+        elif (found := self.products_of(packet, args, result)) is not None:
             self.products += [] if self.backward else found
+            self.anew |= self.backward and packet in _FORWARD
         elif packet is not aten.convolution_backward:
             self.note(packet, (args, tuple((kwargs or {}).values()), result))
         return result
@@ -128,7 +133,8 @@ class _Recorder(TorchDispatchMode):
                 self.names[id(leaf)] = name
                 self.keep.append(leaf)
 
-    def _product(self, packet: Any, args: Any, result: Any) -> list[Product] | None:
+    def products_of(self, packet: Any, args: Any, result: Any) -> list[Product] | None:
+        """Return the products that an operation is, None where it is none."""
         if packet in (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.linear):
             left, right = args[1:3] if packet in (aten.addmm, aten.baddbmm) else args[:2]
             if packet is aten.linear:
@@ -176,7 +182,7 @@ def _asked(given: Tensor, weight: Tensor) -> dict[str, bool]:
 class _Shortcuts(TorchFunctionMode):
     """Takes linear layers, and attention seen before, ahead of torch, which makes many operations of each."""
 
-    def __init__(self, recorder: _Recorder) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self.recorder = recorder
         self.seen: dict[Any, tuple[list[Product], int, torch.Size]] = {}
@@ -189,7 +195,7 @@ class _Shortcuts(TorchFunctionMode):
             if fits and given.dtype == weight.dtype:
                 rows, columns = weight.shape
                 self.recorder.products.append(Product(name, given.numel() // columns, rows, columns))
-                return _empty((*given.shape[:-1], rows), given)
+                return empty_like((*given.shape[:-1], rows), given)
         if func is F.scaled_dot_product_attention:
             return self._attention(args, kwargs or {})
         return func(*args, **(kwargs or {}))
@@ -204,7 +210,7 @@ class _Shortcuts(TorchFunctionMode):
             products, values, shape = self.seen[key]
             self.recorder.products += products
             self.recorder.values += values
-            return _empty(shape, next(p for p in given if isinstance(p, Tensor)))
+            return empty_like(shape, next(p for p in given if isinstance(p, Tensor)))
         count, values = len(self.recorder.products), self.recorder.values
         result = F.scaled_dot_product_attention(*args, **kwargs)
         if known:
@@ -222,7 +228,8 @@ def _tensors(values: tuple[Any, ...] | list[Any]) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _empty(shape: Sequence[int], like: Tensor) -> Tensor:
+def empty_like(shape: Sequence[int], like: Tensor) -> Tensor:
+    """Return a tensor of that shape and another one's type, on the meta device."""
     return torch.empty(shape, dtype=like.dtype, device="meta")
 
 
@@ -230,107 +237,24 @@ def _shaped(packet: Any, args: Any) -> Any:
     """Return a tensor of the result's shape where an operand has it; None where torch has to say."""
     first = args[0]
     if packet in _SAME:
-        return _empty(first.shape, first)
+        return empty_like(first.shape, first)
     if packet in _NORMS:
-        none = _empty((0,), first)
-        return _empty(first.shape, first), none, none
+        none = empty_like((0,), first)
+        return empty_like(first.shape, first), none, none
     if packet in _BINARY:
         second = args[1]
         if not first.is_floating_point() or not isinstance(second, Tensor):
-            return _empty(first.shape, first) if first.is_floating_point() else None
+            return empty_like(first.shape, first) if first.is_floating_point() else None
         if second.dtype == first.dtype:
             same = first.shape == second.shape
-            return _empty(first.shape if same else torch.broadcast_shapes(first.shape, second.shape), first)
+            return empty_like(first.shape if same else torch.broadcast_shapes(first.shape, second.shape), first)
     if packet in (aten.mm, aten.addmm):
         left, right = args[-2:]
-        return _empty((left.shape[0], right.shape[1]), left) if left.shape[1] == right.shape[0] else None
+        return empty_like((left.shape[0], right.shape[1]), left) if left.shape[1] == right.shape[0] else None
     return None
 
 
-class _Fused(torch.autograd.Function):
-    """Attention and dropout as the one kernel that a GPU has for each, of which operands and results are counted.
-
-    Dropout's mask, a byte a value written and read again, stands for the operand that its way back does not read.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, recorder: _Recorder, shape: Sequence[int], *given: Tensor) -> Tensor:
-        """Return an answer of the shape."""
-        ctx.recorder, ctx.given = recorder, given
-        result = _empty(shape, given[0])
-        recorder.note(None, (given, result))
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        """Return gradients of what was given; it is read once more, the answer's gradient with it."""
-        found = tuple(_empty(tensor.shape, tensor) for tensor in ctx.given)
-        ctx.recorder.note(None, (ctx.given, gradients, found))
-        return None, None, *found
-
-
-class _TrainedShortcuts(TorchFunctionMode):
-    """Takes attention and dropout of a training step ahead of torch, whose meta device takes them apart."""
-
-    def __init__(self, recorder: _Recorder) -> None:
-        super().__init__()
-        self.recorder = recorder
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention and len(args) >= 3:
-            query, _, value = args[:3]
-            noted = self.recorder._product(func.__name__, args, None) or []
-            self.recorder.products += noted
-            return _Fused.apply(self.recorder, (*query.shape[:-1], value.shape[-1]), *args[:3])
-        if func is F.dropout and isinstance(args[0], Tensor):
-            given = args[0]
-            rate, training = kwargs.get("p", args[1] if len(args) > 1 else 0.5), kwargs.get("training", True)
-            training = args[2] if len(args) > 2 else training
-            return _Fused.apply(self.recorder, given.shape, given) if training and rate else given
-        return func(*args, **kwargs)
-
-
-def trace_step(model: nn.Module, example: Any) -> Traced:
-    """Run the shapes of a training step on the meta device: forward in training mode, and back from the outputs' sum.
-
-    The products are those of the forward pass, each with the gradients that the step asks for. The loss is none of it.
-
-    Args:
-        model: Any module; it is neither changed nor computed.
-        example: A tensor, a tuple of positional arguments or a dict of keyword arguments.
-
-    Raises:
-        HardwareError: As `trace`, or nothing of the model is trained.
-    """
-    recorder, tensors, given = _prepared(model, example)
-    wanted, remedy = calls.FORMS, "estimate the forward pass alone: leave training=True out"
-    with (
-        calls.keeping_modes(model),
-        torch.enable_grad(),
-        calls.explaining(HardwareError, "the shapes of a training step alone", wanted=wanted, remedy=remedy),
-        recorder,
-    ):
-        model.train()
-        with _TrainedShortcuts(recorder):
-            output = torch.func.functional_call(model, tensors, given.args, given.kwargs, tie_weights=False)
-        values = recorder.values
-        trained = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
-        if trained:
-            recorder.backward = True
-            torch.autograd.backward(trained, [_empty(leaf.shape, leaf) for leaf in trained])
-    if not trained:
-        raise HardwareError(
-            "the training step trains nothing",
-            got=f"{type(model).__name__}, whose output needs no gradient",
-            wanted="a parameter with requires_grad that the output depends on",
-            remedy="model.requires_grad_(True), or leave training=True out",
-        )
-    products, elementwise = tuple(recorder.products), recorder.values - recorder.norms
-    return Traced(products, values, recorder.norms, elementwise)
-
-
-def _prepared(model: nn.Module, example: Any) -> tuple[_Recorder, dict[str, Tensor], calls.Example]:
+def prepared(model: nn.Module, example: Any) -> tuple[Recorder, dict[str, Tensor], calls.Example]:
     """Return a recorder, the model's tensors on the meta device, and the example there."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     unique: dict[int, str] = {}
@@ -341,8 +265,12 @@ def _prepared(model: nn.Module, example: Any) -> tuple[_Recorder, dict[str, Tens
     meta = {name: first[shared[name]] for name in parameters}
     names = {id(tensor): name for name, tensor in first.items()}
     buffers = {name: tensor.to("meta") for name, tensor in model.named_buffers(remove_duplicate=False)}
-    given = calls.Example.of(example).map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf)
-    return _Recorder(names, list(meta.values())), {**meta, **buffers}, given
+    given = calls.Example.of(example).map(lambda leaf: _on_meta(leaf) if isinstance(leaf, Tensor) else leaf)
+    return Recorder(names, list(meta.values())), {**meta, **buffers}, given
+
+
+def _on_meta(leaf: Tensor) -> Tensor:
+    return leaf.detach().to("meta").requires_grad_(leaf.requires_grad)
 
 
 def trace(model: nn.Module, example: Any) -> Traced:
@@ -355,7 +283,7 @@ def trace(model: nn.Module, example: Any) -> Traced:
     Raises:
         HardwareError: The model reads values, which the meta device has none of, or does not run on the example.
     """
-    recorder, tensors, given = _prepared(model, example)
+    recorder, tensors, given = prepared(model, example)
     wanted, remedy = calls.FORMS, "leave the example out and give tokens=: its Linear layers alone are priced then"
     with (
         calls.evaluating(model),
@@ -369,11 +297,13 @@ def trace(model: nn.Module, example: Any) -> Traced:
 
 
 def require_products(model: nn.Module, traced: Traced) -> None:
-    """Refuse a model without products.
+    """Refuse a model without products, and an example without values.
 
     Raises:
-        HardwareError: It has none.
+        HardwareError: It has none, or one of them multiplies nothing.
     """
+    if any(not (p.m and p.n and p.k and p.batch) for p in traced.products):
+        raise HardwareError("the example is empty", got="a product without values", wanted="a sample, or more")
     if not traced.products:
         raise HardwareError(
             "the model runs no matrix product",

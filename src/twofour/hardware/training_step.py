@@ -19,8 +19,9 @@ from twofour.errors import HardwareError, one_of
 from twofour.hardware import passes
 from twofour.hardware.costs import Costs, costs
 from twofour.hardware.machine import BITS, Machine, group_of
-from twofour.hardware.matmul_shapes import Product, Traced, require_products, trace_step
+from twofour.hardware.matmul_shapes import Product, Traced, require_products
 from twofour.hardware.reasons import DEPTHWISE, layer_of, reasons_of
+from twofour.hardware.step_shapes import trace_step
 from twofour.hardware.training_estimate import (
     DZ,
     FORWARD,
@@ -32,7 +33,7 @@ from twofour.hardware.training_estimate import (
     TrainingEstimate,
     W,
 )
-from twofour.layers import kind_of, walk
+from twofour.layers import attached, kind_of, walk
 from twofour.training.sdgp.handle import why_exact
 from twofour.training.sdgp.rule import Rule
 
@@ -97,8 +98,8 @@ def estimate_step(
 
     Raises:
         HardwareError: There is no example, the pattern is not 2:4, the dtype is none that is trained in, the
-            optimiser is unknown, layers have low bits, the model cannot be followed, it runs no product, or nothing
-            is trained.
+            optimiser is unknown, layers have low bits or something attached to them, the model cannot be followed, it
+            runs no product, or nothing is trained.
     """
     _require(model, example, dtype, optimizer, rule, tokens)
     traced = traced or trace_step(model, example)
@@ -118,7 +119,7 @@ def estimate_step(
         optimizer_ms=passes.traffic(machine, passes.OPTIMIZERS[optimizer] * trained + casts) * 1e3,
         mask_ms=MappingProxyType(masked),
         cold=cold,
-        notes=_notes(model, traced.products, rows),
+        notes=_notes(model, traced, rows),
     )
 
 
@@ -140,6 +141,14 @@ def _require(model: nn.Module, example: Any, dtype: str, optimizer: str, rule: o
             wanted='"2:4"',
             remedy='pattern="2:4", or leave training=True out',
         )
+    for name, module in model.named_modules():
+        if over := attached(module):
+            raise HardwareError(
+                "a training step is priced of a model that nothing is attached to",
+                got=f"`{name}`: {over} is attached",
+                wanted="the model as it was before, pruned or not",
+                remedy="call remove() of its handle first",
+            )
     if low := next(iter(quantization.of(model)), None):
         raise HardwareError(
             "training steps of layers of low bits are not priced",
@@ -155,7 +164,8 @@ def _rows(
     prices = _Prices(machine, dtype)
     reasons = reasons_of(model, products, dtype, skip)
     modules = dict(model.named_modules())
-    exact = {name: _exact(name, modules.get(name), skip) for name in {layer_of(p.weight) for p in products if p.weight}}
+    names = {p.weight.rpartition(".")[0]: layer_of(p.weight) for p in products if p.weight}
+    exact = {layer: _exact(name, modules.get(name), skip) for name, layer in names.items()}
     uses = {name: sum(p.weight == name for p in products) for name in {p.weight for p in products}}
     found: list[StepRow] = []
     for product in products:
@@ -259,8 +269,9 @@ class _Row:
         return Sparse(W, ms, packed * 1e3, bound, "")
 
 
-def _notes(model: nn.Module, products: Sequence[Product], rows: Sequence[StepRow]) -> tuple[str, ...]:
+def _notes(model: nn.Module, traced: Traced, rows: Sequence[StepRow]) -> tuple[str, ...]:
     """Say in words what was assumed and left out."""
+    products = traced.products
     found = [f"not priced: {', '.join(NOT_PRICED)}"]
     if any(p.positions is not None for p in products):
         found.append(NO_CONVOLUTION)
@@ -268,6 +279,8 @@ def _notes(model: nn.Module, products: Sequence[Product], rows: Sequence[StepRow
         found.append(ATTENTION)
     if any(row.product == WEIGHT and row.way(DZ) for row in rows):
         found.append(NO_ESTIMATE)
+    if traced.anew:
+        found.append("products that checkpoints compute a second time are not priced")
     if any(p.depthwise for p in products):
         found.append("depthwise convolutions are priced as one pass over their input and output")
     priced = {p.weight for p in products}
