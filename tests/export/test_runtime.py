@@ -117,6 +117,26 @@ def same_bits(found: dict[str, Tensor], want: dict[str, Tensor]) -> None:
         assert torch.equal(found[name].view(torch.uint8), one.contiguous().view(torch.uint8)), name
 
 
+def test_a_file_of_dense_int8_gives_the_same_program(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 16)).eval(), torch.randn(4, 32)
+    twofour.save(twofour.compile(net, x, "int8", tokens=(4,), graph="native"), tmp_path / "m.safetensors")
+    twofour.save(twofour.compile(net, x, "int8", tokens=(4,)), tmp_path / "any.safetensors")
+    for name in ("m", "any"):
+        back = twofour.load(tmp_path / f"{name}.safetensors", net, graph="native")
+        assert {kernel.split("__")[1][:6] for layer in back.plan.layers for kernel in names(layer)}.isdisjoint(
+            {"onednn", "torch", "mkl"}
+        )
+        export.to_runtime(back, tmp_path / f"{name}.2f4", x)
+        same_bits(lib.Model(tmp_path / f"{name}.2f4").run({"input": x}), named(back(x)))
+    assert (tmp_path / "m.2f4").read_bytes() == (tmp_path / "any.2f4").read_bytes()
+
+
+def names(layer: Any) -> list[str]:
+    """Return the kernels that were candidates of a layer."""
+    return [kernel for times in layer.times.values() for kernel in times]
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_models_answers_are_pythons_bit_for_bit(name: str, tmp_path: Path) -> None:
     fast, example = compiled(name)

@@ -245,6 +245,18 @@ def test_packed_weights_come_back_to_the_bit(places, tmp_path, dtype):
     assert twofour.check(tmp_path / "plain").ok
 
 
+@pytest.mark.long
+def test_a_dense_folder_of_int8_is_packed_in_int8(places, tmp_path):
+    fast = AutoModel.from_pretrained(places["dense"], quantization_config=TwoFourConfig("int8", packed=True))
+    fast.save_pretrained(tmp_path / "packed")
+    contents = twofour.export.read(tmp_path / "packed")
+    linear = {f"{name}.weight" for name, one in model_of("BertModel").named_modules() if isinstance(one, nn.Linear)}
+    assert {name for name, weight in contents.packed.items() if weight.header.pattern == "dense"} == linear
+    again = AutoModel.from_pretrained(tmp_path / "packed")
+    for given in calls(places["dense"]):
+        assert torch.equal(again(**given)[0], fast(**given)[0])
+
+
 def test_what_cannot_be_saved_packed(places, tmp_path):
     fast = AutoModel.from_pretrained(places["zeros"], quantization_config=TwoFourConfig(graph=False))
     with pytest.raises(ExportError, match="needs its key"):

@@ -67,7 +67,8 @@ def choose_engine(fast: nn.Module, plan: Plan, example: Any, terms: Terms, graph
         stored, made_up = None, None
     given = Example.of(example) if example is not None else made_up
     assert given is not None
-    return with_decoding(fast, fastest_engine(fast, plan, given, terms, graph, stored=stored), given, terms)
+    plan = fastest_engine(fast, plan, given, terms, graph, stored=stored)
+    return plan if terms.native else with_decoding(fast, plan, given, terms)
 
 
 def _from_file(fast: nn.Module, found: Mapping[str, Any]) -> tuple[Graph, Example]:

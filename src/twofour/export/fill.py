@@ -15,6 +15,7 @@ from twofour.compiler.build import build, concluded
 from twofour.compiler.compilation import Compilation
 from twofour.compiler.compile import with_plan
 from twofour.compiler.computing import Computing
+from twofour.compiler.graph import NATIVE
 from twofour.compiler.low_bits import run_low_bits
 from twofour.compiler.recurrent import RecurrentLayer
 from twofour.compiler.replaceable import is_linear, left_alone, require_cpu
@@ -160,6 +161,7 @@ def fill_compiled(
     said = Compilation.from_dict(contents.settings, path)
     allowance = Allowance()
     terms = _terms(model, said, memory, tokens or affordable(said.tokens, model, allowance), measure)
+    terms = replace(terms, native=graph == NATIVE)
     kept = said.kept_dense
     layers = FileLayers(stored, patterns, model, said, terms.computing, allowance)
     weights = dict(layers.weights())
