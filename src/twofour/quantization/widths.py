@@ -21,6 +21,10 @@ FLOAT = "float"
 _WEIGHTS = {"w1": "b1", "w1.58": "ternary"} | {f"w{bits}": f"s{bits}" for bits in range(2, WIDEST + 1)}
 _INPUTS = {f"a{bits}": f"u{bits}" for bits in range(1, WIDEST + 1)}
 _LEVELS = {"weights": ("twos", "bipolar", "ternary"), "activations": ("unsigned", "twos", "bipolar")}
+_THREE = 'three levels of an input take the time of four: "a2" (0 to 3) or "s2" (-2 to 1)'
+_REMEDIES = {(role, "s1"): "one bit of two's complement is {-1, 0}: b1 is {-1, 1}" for role in _LEVELS}
+_REMEDIES |= {("activations", text): _THREE for text in ("a1.58", "w1.58", "ternary", "ternary5")}
+"""What to try instead of a width that is not there, where it is not the default of the role."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +117,8 @@ def encoding_of(text: object, role: str) -> Bits | None:
             wanted=f'"{next(iter(names))}" to "{list(names)[-1]}", '
             + ('"w1.58", ' if role == "weights" else "")
             + f'"float", or an encoding: {exact}',
-            remedy="one bit of two's complement is {-1, 0}: b1 is {-1, 1}"
-            if text == "s1"
-            else f'{role}="{plain if plain in names else "w2" if role == "weights" else "a2"}"',
+            remedy=_REMEDIES.get((role, plain))
+            or f'{role}="{plain if plain in names else "w2" if role == "weights" else "a2"}"',
         )
     return found
 
