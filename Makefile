@@ -54,7 +54,7 @@ test-long: $(VENV)/test.stamp $(VENV)/weights.stamp $(VENV)/package.stamp
 
 # Every level is run, also after one that failed.
 test-isa: $(VENV)/test.stamp $(VENV)/weights.stamp $(VENV)/package.stamp
-	@levels=$$($(BIN)/python -c 'from twofour import native; print(*filter(native.extension().cpu_has, native.isa_levels()))') \
+	@levels=$$($(BIN)/python -c 'from twofour import native; print(*filter(native.extension().cpu_has, (*native.isa_levels(), "avx512_vnni")))') \
 	  || exit 1; failed=; \
 	for level in $$levels; do \
 	  echo "TWOFOUR_ISA=$$level"; \

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-FIXED_POINT = ("avx512_vnni", "avx_vnni", "amx")
+FIXED_POINT = ("avx512_vnni", "avx512_vbmi", "avx_vnni", "amx")
 """Instruction sets whose int4 rows round activations to 16 bits, one scale a token."""
 
 

@@ -199,7 +199,7 @@ def test_a_layout_is_five_eighths_of_a_byte_per_input() -> None:
     assert size == HEADER_BYTES + 384 * 8 + 384 * 256 * 5 // 8
 
 
-@pytest.mark.parametrize("isa", ["scalar", "avx2", "avx_vnni", "avx512"])
+@pytest.mark.parametrize("isa", ["scalar", "avx2", "avx_vnni", "avx512_vnni", "avx512"])
 def test_every_level_is_served(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if reason := native.unavailable("avx512_vnni" if isa == "avx512" else isa):
         pytest.skip(reason)

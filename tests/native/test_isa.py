@@ -16,7 +16,7 @@ from twofour.kernels.nm_matmul import native_rows
 from twofour.native import InstructionSet
 
 DEF = Path(__file__).parent.parent.parent / "src/twofour/native/isa.def"  # the wheel has no sources
-CACHED = (native._allowed, native._levels_within, native.level)
+CACHED = (native._allowed, native._within, native.level)
 
 TWO_BRANCHES = {
     name: InstructionSet(name, level, tuple(parents.split()))
@@ -26,7 +26,8 @@ TWO_BRANCHES = {
         ("avx_vnni", "avx_vnni", "avx2"),
         ("avx512", "avx512", "avx2"),
         ("avx512_vnni", "avx512", "avx512"),
-        ("amx", "amx", "avx512_vnni"),
+        ("avx512_vbmi", "avx512", "avx512_vnni"),
+        ("amx", "amx", "avx512_vbmi"),
         ("neon", "neon", "scalar"),
         ("neon_i8mm", "neon", "neon"),
     )
@@ -57,8 +58,8 @@ def usable() -> list[str]:
 
 
 def test_a_level_contains_its_ancestors_and_their_extensions_and_no_other_branch(machine) -> None:
-    x86 = ("scalar", "avx2", "avx512", "avx512_vnni", "amx")
-    for cap, allowed in (("", x86), ("amx", x86), ("avx512", x86[:4]), ("avx2", x86[:2]), ("neon", x86[:1])):
+    x86 = ("scalar", "avx2", "avx512", "avx512_vnni", "avx512_vbmi", "amx")
+    for cap, allowed in (("", x86), ("amx", x86), ("avx512", x86[:5]), ("avx2", x86[:2]), ("neon", x86[:1])):
         machine(*x86, cap=cap)
         assert usable() == list(allowed), cap
         assert native.isa() == ([name for name in allowed if TWO_BRANCHES[name].level == name])[-1]
@@ -80,6 +81,21 @@ def test_of_two_branches_that_a_cpu_has_the_later_is_the_level_and_a_cap_names_e
     assert usable() == ["scalar", "avx2"] and native.isa() == "avx2"
 
 
+def test_a_set_that_is_no_level_allows_what_it_contains_alone(machine) -> None:
+    x86 = ("scalar", "avx2", "avx512", "avx512_vnni", "avx512_vbmi", "amx")
+    machine(*x86, cap="avx512_vnni")
+    assert usable() == list(x86[:4]) and native.isa() == "avx512"
+    machine(*x86, cap="avx512_vbmi")
+    assert usable() == list(x86[:5]) and native.isa() == "avx512"
+    machine(*x86[:3], cap="avx512_vnni")  # which the CPU lacks
+    assert usable() == list(x86[:3]) and native.isa() == "avx512"
+
+
+def test_a_cpu_with_vnni_alone_runs_its_rows_and_none_of_vbmi(machine) -> None:
+    machine("scalar", "avx2", "avx512", "avx512_vnni")
+    assert usable() == ["scalar", "avx2", "avx512", "avx512_vnni"] and native.isa() == "avx512"
+
+
 def test_what_the_cpu_lacks_is_never_used(machine) -> None:
     machine("scalar", "avx2", "avx512")
     assert usable() == ["scalar", "avx2", "avx512"] and native.isa() == "avx512"
@@ -88,14 +104,14 @@ def test_what_the_cpu_lacks_is_never_used(machine) -> None:
 def test_ranks_are_the_order_of_the_levels(machine) -> None:
     machine("scalar")
     ranks = [native.level(name) for name in TWO_BRANCHES]
-    assert ranks == [0, 1, 2, 3, 3, 4, 5, 5]
+    assert ranks == [0, 1, 2, 3, 3, 3, 4, 5, 5]
 
 
-def test_a_level_that_is_none_is_refused(machine) -> None:
-    machine("scalar", cap="avx512_vnni")
+def test_a_set_that_is_none_is_refused(machine) -> None:
+    machine("scalar", cap="avx512_vnny")
     with pytest.raises(KernelError, match="names no instruction set") as error:
         native.isa()
-    assert "one of scalar, avx2, avx_vnni, avx512, amx, neon" in str(error.value)
+    assert "one of scalar, avx2, avx_vnni, avx512, avx512_vnni, avx512_vbmi, amx, neon, neon_i8mm" in str(error.value)
 
 
 def test_the_extension_has_the_rows_of_the_file_parents_first() -> None:
@@ -108,6 +124,16 @@ def test_the_extension_has_the_rows_of_the_file_parents_first() -> None:
         assert one.level in found and all(names.index(parent) < names.index(one.name) for parent in one.parents)
         for parent in one.parents:
             assert native.extension().cpu_has(parent) or not native.extension().cpu_has(one.name)
+
+
+def test_what_vbmi_makes_faster_runs_without_it_too_but_for_the_tables() -> None:
+    rows = [row for table in native.tables().values() for row in table]
+    alone = {row.name.removesuffix("__avx512_vbmi") for row in rows if row.isa == "avx512_vbmi"}
+    below = {row.name.removesuffix("__avx512_vnni") for row in rows if row.isa == "avx512_vnni"}
+    assert alone - below == alone & {"bits_matmul_tables", "bits_conv_lookups"}
+    assert native.extensions("avx512") == frozenset(), "a level has its name for all of it"
+    if "avx512_vnni" in native.instruction_sets():
+        assert native.extensions("avx512_vnni") == {"avx512_vbmi", "avx512_vpopcntdq"}
 
 
 def test_the_tests_name_rows_above_the_cap_with_the_reason_and_run_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

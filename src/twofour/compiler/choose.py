@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from twofour.compiler.case import Case
 from twofour.compiler.choose_gpu import on_gpu, times_on_gpu
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
+from twofour.compiler.worth import WIDE, worth_measuring
 from twofour.errors import CompileError, KernelError
 from twofour.kernels import Kernel, available, find, sparse_products
-from twofour.kernels.base import Prepared, R, Row, widest
+from twofour.kernels.base import Prepared, R, Row
 from twofour.kernels.bits_matmul import GROUPS, BitsMatmul, BitWeight, bits_rows
 from twofour.kernels.dense_matmul import PLAIN
 from twofour.kernels.dispatch import DispatchTable, build_dispatch
@@ -47,9 +48,6 @@ for one count, not for each, and not for small layers."""
 
 WORTH_A_COPY = 1.05
 """A further copy of a weight, in another layout, must save at least 5 % of the time at some token count."""
-
-WIDE = ("avx512", "amx")
-"""What the names of instruction sets of 512 bits begin with."""
 
 Progress = Callable[[int, int, str], None]
 """Called with steps done, steps in all, and the name of the next."""
@@ -118,7 +116,7 @@ def candidates(
     fitting = [kernel for kernel in sparse_products() if isinstance(weight, Packed) and not kernel.refuses(weight)]
     rows, columns = shape_of(weight)
     dense = [kernel for kernel in available("dense_matmul") if kernel.dtype == dtype and kernel.fits(rows, columns)]
-    found = (*_worth_measuring(fitting), *_worth_measuring(dense))
+    found = (*worth_measuring(fitting), *worth_measuring(dense))
     if native_alone:
         found = tuple(kernel for kernel in found if kernel.native_product is not None)
     if not found:
@@ -146,22 +144,8 @@ def _of_codes(weight: BitWeight, quantization: Quantization) -> tuple[Kernel, ..
             reasons=[f"{row.name}: {reason}" for row, reason in reasons.items()],
             remedy="`twofour kernels` lists every kernel and what it needs; lift TWOFOUR_ISA",
         )
-    return tuple(_worth_measuring(found))
-
-
-def _worth_measuring(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """Return torch's rows, and of the native ones those of AVX-512 and above: AMX may lose.
-
-    Below, those of the highest level of their layout: AVX-VNNI has rows of bytes and takes those of planes from AVX2.
-    """
-    wide = any(kernel.isa.startswith(WIDE) for kernel in kernels)
-
-    def worth(kernel: Kernel) -> bool:
-        if wide or kernel.isa == "any":
-            return kernel.isa.startswith((*WIDE, "any"))
-        return kernel in widest([other for other in kernels if other.layout == kernel.layout])
-
-    return [kernel for kernel in kernels if worth(kernel)]
+    lacking = any(row.isa.startswith(WIDE) and row.unavailable() for row in reasons)
+    return tuple(worth_measuring(found, lacking=lacking))
 
 
 def _promising(kernel: Kernel, tokens: int, everywhere: bool, alone: bool) -> bool:

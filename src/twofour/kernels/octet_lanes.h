@@ -16,8 +16,8 @@ struct OctetLanes : WholeLanes {
   struct Octet {
     ints values, control;
   };
-  // vpermb reads 6 bits of a control byte; the eight inputs repeat, so 3 of them count: the index, and in the upper
-  // half of a dword the second group.
+  // vpshufb reads 4 bits of a control byte inside each quarter of a vector, where the eight inputs stand twice: the index,
+  // and in the upper half of a dword the second group.
   static TWOFOUR_INLINE Octet octet(ints values, ints indices) {
     return {values, _mm512_ternarylogic_epi32(indices, _mm512_set1_epi8(3), _mm512_set1_epi32(0x04040000), 0xea)};
   }
@@ -25,7 +25,7 @@ struct OctetLanes : WholeLanes {
     return _mm512_broadcastq_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   }
   static TWOFOUR_INLINE ints dot(ints sum, ints x, const Octet& w) {
-    return _mm512_dpbusd_epi32(sum, _mm512_permutexvar_epi8(w.control, x), w.values);
+    return _mm512_dpbusd_epi32(sum, _mm512_shuffle_epi8(x, w.control), w.values);
   }
   // Eight octets of each of eight tokens, `stride` bytes apart, to [octet][token][8].
   static TWOFOUR_INLINE void turn_octets(const uint8_t* from, int64_t stride, uint8_t* to) {

@@ -75,7 +75,7 @@ def instruction_sets() -> dict[str, InstructionSet]:
 
 
 def isa_levels() -> tuple[str, ...]:
-    """Return what TWOFOUR_ISA may name: instruction sets, slower ones first."""
+    """Return the levels: instruction sets that others extend on some CPUs or none does, slower ones first."""
     return tuple(one.name for one in instruction_sets().values() if one.name == one.level)
 
 
@@ -86,32 +86,55 @@ def _contained(name: str) -> frozenset[str]:
 
 
 @cache
-def _levels_within(name: str) -> frozenset[str]:
-    """Return the levels that TWOFOUR_ISA=`name` allows: those of the set and of all that it contains."""
-    return frozenset(instruction_sets()[each].level for each in _contained(name))
+def _within(cap: str) -> frozenset[str]:
+    """Return the names of the sets that TWOFOUR_ISA=`cap` allows.
+
+    A level allows what it contains and all that extends those levels; a set that is no level what it contains alone.
+
+    Raises:
+        KernelError: There is no such set.
+    """
+    sets = instruction_sets()
+    if not cap:
+        return frozenset(sets)
+    if cap not in sets:
+        raise KernelError(
+            "the environment variable TWOFOUR_ISA names no instruction set",
+            got=f"TWOFOUR_ISA={cap!r}",
+            wanted=f"one of {', '.join(sets)}",
+            remedy="unset TWOFOUR_ISA to use everything this CPU has",
+        )
+    contained = _contained(cap)
+    if sets[cap].level != cap:
+        return contained
+    levels = {sets[each].level for each in contained}
+    return frozenset(name for name, one in sets.items() if one.level in levels)
+
+
+@cache
+def extensions(name: str) -> frozenset[str]:
+    """Return the sets of the same level that contain a set which is no level, without itself; of other names none."""
+    sets = instruction_sets()
+    if name not in sets or sets[name].level == name:
+        return frozenset()
+    within = (each for each in sets if sets[each].level == sets[name].level and each != name)
+    return frozenset(each for each in within if name in _contained(each))
 
 
 def isa() -> str:
-    """Return the level kernels may use: the highest that the CPU has and TWOFOUR_ISA, where it is set, contains.
+    """Return the level kernels may use: the highest that the CPU has and TWOFOUR_ISA, where it is set, allows.
 
     Raises:
-        KernelError: TWOFOUR_ISA is not one of `isa_levels`.
+        KernelError: TWOFOUR_ISA names no instruction set.
     """
     return _allowed(os.environ.get("TWOFOUR_ISA", ""))[-1]
 
 
 @cache
 def _allowed(cap: str) -> tuple[str, ...]:
-    """Return the levels that the CPU has and TWOFOUR_ISA=`cap` contains, slower ones first."""
-    if cap and cap not in isa_levels():
-        raise KernelError(
-            "the environment variable TWOFOUR_ISA names no instruction set",
-            got=f"TWOFOUR_ISA={cap!r}",
-            wanted=f"one of {', '.join(isa_levels())}",
-            remedy="unset TWOFOUR_ISA to use everything this CPU has",
-        )
-    within = [name for name in isa_levels() if not cap or name in _levels_within(cap)]
-    return tuple(name for name in within if _cpu_has(name))
+    """Return the levels that the CPU has and TWOFOUR_ISA=`cap` allows, slower ones first."""
+    within = _within(cap)
+    return tuple(name for name in isa_levels() if name in within and _cpu_has(name))
 
 
 @cache
@@ -122,8 +145,7 @@ def level(instruction_set: str) -> int:
 
 def supports(instruction_set: str) -> bool:
     """Tell whether kernels of this instruction set may run here and now."""
-    allowed = _allowed(os.environ.get("TWOFOUR_ISA", ""))
-    return instruction_sets()[instruction_set].level in allowed and _cpu_has(instruction_set)
+    return instruction_set in _within(os.environ.get("TWOFOUR_ISA", "")) and _cpu_has(instruction_set)
 
 
 def unavailable(instruction_set: str) -> str | None:

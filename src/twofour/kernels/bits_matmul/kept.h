@@ -70,22 +70,22 @@ struct KeptHalves {
       for (int b = 0; b < 64; b++) of[b] = static_cast<uint8_t>(byte(b));
     }
   };
-  // 24 bits of each of 16 outputs as dwords.
+  // 24 bits of each of 16 outputs: four outputs in the first dwords of each quarter of a vector.
   static TWOFOUR_INLINE V::ints codes_of(const uint8_t* at) {
-    static constexpr Bytes spread([](int b) { return b / 4 * 3 + (b % 4 < 3 ? b % 4 : 2); });
-    return _mm512_permutexvar_epi8(V::load_ints(spread.of), _mm512_loadu_si512(at));
+    const auto quarters = _mm512_setr_epi32(0, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8, 8, 9, 10, 11, 11);
+    return _mm512_permutexvar_epi32(quarters, _mm512_loadu_si512(at));
   }
-  // The codes of both fours of an octet are brought to the bytes of a lane, and looked up.
+  // Two of an output's three bytes, those with the codes of this octet, to both words of its lane; the codes of its fours to
+  // the lowest bits of a word each, which looks up both places.
   template <int o>
   static TWOFOUR_INLINE V::Octet octet(V::ints values, V::ints codes) {
-    static constexpr Bytes from([](int b) { return b % 8 / 4 * 32 + 6 * o + b % 4 / 2 * 3; });
-    static constexpr Bytes place([](int b) { return b % 4 * 8; });
-    static constexpr Bytes table([](int b) {
-      return b % 32 / 16 * 4 + (b % 16 < 8 ? kFirstKept[b % 8] : kSecondKept[b % 8]);
-    });
-    const auto found = _mm512_multishift_epi64_epi8(V::load_ints(from.of), codes);
-    const auto index = _mm512_ternarylogic_epi32(found, _mm512_set1_epi8(7), V::load_ints(place.of), 0xea);  // (a & b) | c
-    return {values, _mm512_permutexvar_epi8(index, V::load_ints(table.of))};
+    static constexpr int byte = o / 2, bit = 6 * o - 8 * byte;
+    static constexpr Bytes two([](int b) { return b % 16 / 4 * 3 + byte + b % 2; });
+    static constexpr Bytes table([](int b) { return b % 32 / 16 * 4 + (b % 2 == 0 ? kFirstKept : kSecondKept)[b / 2 % 8]; });
+    const auto words = _mm512_shuffle_epi8(codes, V::load_ints(two.of));
+    const auto found = _mm512_srlv_epi16(words, _mm512_set1_epi32(bit | (bit + 3) << 16));
+    const auto index = _mm512_ternarylogic_epi32(found, _mm512_set1_epi16(7), _mm512_set1_epi32(8 << 16), 0xea);  // (a & b) | c
+    return {values, _mm512_permutexvar_epi16(index, V::load_ints(table.of))};
   }
 #elif defined(TWOFOUR_SET_avx2)
   // 24 bits of each of 8 outputs as dwords; values stand behind the codes, so that whole vectors can be read.

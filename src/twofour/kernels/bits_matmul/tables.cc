@@ -1,4 +1,4 @@
-// The row that looks sums up, on processors whose set avx512_vnni has VBMI beside.
+// The row that looks sums up, by permutations of bytes.
 #include "tables.h"
 
 #include "bits_matmul.h"

@@ -27,7 +27,7 @@ namespace twofour {
 
 constexpr int64_t kBlockUnit = 16;       // rows of a unit, and dwords of a vector of weights
 constexpr int64_t kLastIndex = 0xffff;   // what an index can say
-constexpr int64_t kWindow = 128;         // inputs that a place of a byte is counted in: what vpermi2b looks up in
+constexpr int64_t kWindow = 128;         // inputs that a place of a byte is counted in: what two vectors of 64 bytes hold
 constexpr int64_t kLargestSide = 1024;   // of a block, as patterns/block.py has it
 constexpr int64_t kMostParts = 64;
 constexpr int64_t kLargestLength = int64_t{1} << 40;  // of an axis: sizes do not overflow

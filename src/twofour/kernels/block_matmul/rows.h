@@ -173,13 +173,13 @@ TWOFOUR_INLINE void unit_rows(const Blocks& b, int64_t unit, const char* x, int6
 
 // The rows of `units` units of one part for T tokens from `first` on.
 template <class D, int S, int U, int T>
-TWOFOUR_NOINLINE void units_rows(const Matmul& a, const Blocks& b, int64_t unit, int64_t units, const char* x,
-                                 int64_t stride, const typename D::Token* kept, int64_t first, char* scratch) {
+TWOFOUR_NOINLINE void units_rows(const Matmul& a, const Blocks& b, const Keepers& keepers, int64_t unit, int64_t units,
+                                 const char* x, int64_t stride, const typename D::Token* kept, int64_t first, char* scratch) {
   constexpr int sums = kBlockUnit / D::V::width * T;  // of a unit
   typename D::Sum answer[kUnitsTogether * sums];
   for (int64_t n = 0; n < units; n++) {
     if constexpr (Strip<D, S, U, 1>::beside) {
-      keep_unit<S>(b, unit + n, x, stride, T, scratch);
+      keep_unit<S>(b, keepers, unit + n, x, stride, T, scratch);
       unit_rows<D, S, U, T>(b, unit + n, scratch, kBlockUnit / S * kept_bytes_of(b.shape), answer + n * sums);
     } else {
       unit_rows<D, S, U, T>(b, unit + n, x, stride, answer + n * sums);
@@ -189,12 +189,12 @@ TWOFOUR_NOINLINE void units_rows(const Matmul& a, const Blocks& b, int64_t unit,
 }
 
 template <class D, int S, int U>
-void units_rows_of(int64_t tokens, const Matmul& a, const Blocks& b, int64_t unit, int64_t units, const char* x,
-                   int64_t stride, const typename D::Token* kept, int64_t first, char* scratch) {
+void units_rows_of(int64_t tokens, const Matmul& a, const Blocks& b, const Keepers& keepers, int64_t unit, int64_t units,
+                   const char* x, int64_t stride, const typename D::Token* kept, int64_t first, char* scratch) {
   while (tokens > 0) {
     const int64_t piece = tokens >= kFewTokens ? kFewTokens : tokens >= 2 ? 2 : 1;
     const auto run = piece == 4 ? units_rows<D, S, U, 4> : piece == 2 ? units_rows<D, S, U, 2> : units_rows<D, S, U, 1>;
-    run(a, b, unit, units, x, stride, kept, first, scratch);
+    run(a, b, keepers, unit, units, x, stride, kept, first, scratch);
     tokens -= piece, first += piece, x += piece * stride, kept += piece;
   }
 }
@@ -231,7 +231,7 @@ int64_t block_rows_workspace(const Matmul& a) {
 }
 
 template <class D>
-void block_rows(const Matmul& a) {
+void block_rows(const Matmul& a, const Keepers& keepers = kKeepers) {
   if (a.tokens <= 0) return;
   const Blocks b(a.weight, a.out_features, a.in_features, 4 / D::per);
   const RowsPlan<D> plan(a, b);
@@ -253,7 +253,7 @@ void block_rows(const Matmul& a) {
       with_shape<D>(b.shape, [&](auto strip, auto run) {
         // The weights of one unit stay in L1 for more tokens than one piece has.
         for_units(b.shape, u0, u1, count > kFewTokens ? 1 : kUnitsTogether, a.upwards, [&](int64_t unit, int64_t units) {
-          units_rows_of<D, strip.value, run.value>(count, a, b, unit, units, x, plan.token_bytes, kept + pass, pass,
+          units_rows_of<D, strip.value, run.value>(count, a, b, keepers, unit, units, x, plan.token_bytes, kept + pass, pass,
                                                    scratch);
         });
       });

@@ -24,13 +24,26 @@ struct Sparse {
     }
   }
 
-  // The indices at bits 8 s + 0, 2, 4, 6 of a lane's codes to the lowest bits of its bytes 0 ... 3: two groups of two.
-  static TWOFOUR_INLINE V::ints indices(V::ints codes, int s) {
-#if defined(TWOFOUR_SET_avx512_vnni)
-    return _mm512_multishift_epi64_epi8(_mm512_set1_epi64(0x2624222006040200 + 0x0808080808080808 * s), codes);
+  // The values beside the indices at bits 8 s + 0, 2, 4, 6 of a lane's codes, which belong to its bytes 0 ... 3: two groups of
+  // two.
+  static TWOFOUR_INLINE V::Octet octet(V::ints values, V::ints codes, int s) {
+#if defined(TWOFOUR_SET_avx512_vbmi)
+    const auto apart = _mm512_set1_epi64(0x2624222006040200 + 0x0808080808080808 * s);
+    return V::octet(values, _mm512_multishift_epi64_epi8(apart, codes));
+#elif defined(TWOFOUR_SET_avx512_vnni)
+    // The two bytes of codes with those of s to both words of a lane, those of a group to the lowest bits of a word each,
+    // which looks up both places.
+    const V::ints half = s < 2 ? _mm512_set4_epi32(0x0d0c0d0c, 0x09080908, 0x05040504, 0x01000100)
+                               : _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);
+    const V::ints table = _mm512_setr_epi32(
+        0x00010000, 0x00030002, 0x01010100, 0x01030102, 0x02010200, 0x02030202, 0x03010300, 0x03030302,
+        0x04050404, 0x04070406, 0x05050504, 0x05070506, 0x06050604, 0x06070606, 0x07050704, 0x07070706);
+    const V::ints found = _mm512_srlv_epi16(_mm512_shuffle_epi8(codes, half), _mm512_set1_epi32(0x00040000 + 0x00080008 * (s % 2)));
+    const V::ints index = _mm512_ternarylogic_epi32(found, _mm512_set1_epi16(15), _mm512_set1_epi32(0x00100000), 0xea);  // (a & b) | c
+    return {values, _mm512_permutexvar_epi16(index, table)};
 #else
     const V::U four = (V::U)codes >> 8 * s, two = (four & 15) | (four & 0xf0) << 12;
-    return (V::ints)(two | two << 6);
+    return V::octet(values, (V::ints)(two | two << 6));
 #endif
   }
 
@@ -53,7 +66,7 @@ struct Sparse {
       for (int v = 0; v < N; v++) {
         const auto line = (V::U)V::load_index(block + lane_bytes<Sparse>(v * V::width) + 64 + s / 2 * 64);
         const auto values = (Bytes)((s % 2 == 0 ? line : line >> 4) & 0x0f0f0f0fu) - (Bytes)zero[v];
-        octets[v] = V::octet((V::ints)values, indices(codes[v], s));
+        octets[v] = octet((V::ints)values, codes[v], s);
       }
       TWOFOUR_UNROLL
       for (int t = 0; t < T; t++) {
