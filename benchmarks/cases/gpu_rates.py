@@ -7,6 +7,7 @@ hide its latency. `wgmma.sp` reads shared memory and is not among them.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -62,32 +63,68 @@ def _rates() -> Record:
     return compare_on_gpu(calls, repeats=5, seconds=2.0, meta=meta)
 
 
+TABLE = (
+    ("bfloat16", "mma.m16n8k16.bf16", "mma.sp.m16n8k16.bf16", "mma.sp.m16n8k32.bf16"),
+    ("float16", "mma.m16n8k16.f16", "mma.sp.m16n8k16.f16", "mma.sp.m16n8k32.f16"),
+    ("tf32", "", "mma.sp.m16n8k8.tf32", "mma.sp.m16n8k16.tf32"),
+    ("s8", "mma.m16n8k32.s8", "mma.sp.m16n8k32.s8", "mma.sp.m16n8k64.s8"),
+    ("u8", "", "mma.sp.m16n8k32.u8", "mma.sp.m16n8k64.u8"),
+    ("e4m3", "", "", "mma.sp.m16n8k64.e4m3"),
+    ("e5m2", "", "", "mma.sp.m16n8k64.e5m2"),
+    ("s4", "", "mma.sp.m16n8k64.s4", "mma.sp.m16n8k128.s4"),
+    ("u4", "", "mma.sp.m16n8k64.u4", "mma.sp.m16n8k128.u4"),
+    ("single bits, AND", "mma.m16n8k256.b1.and.popc", "", ""),
+    ("single bits, AND, k 128", "mma.m16n8k128.b1.and.popc", "", ""),
+    ("single bits, XOR", "mma.m16n8k256.b1.xor.popc", "", ""),
+    ("single bits, XOR, k 128", "mma.m16n8k128.b1.xor.popc", "", ""),
+)
+"""Type, its dense instruction, the sparse one of the dense one's K and that of twice it, as the page shows them."""
+
+
+def table(record: Record) -> str:
+    """Return the rates of a record in TOP/s, a table in Markdown."""
+    operations: Any = record.meta["operations"]
+    lines = [
+        "| type | dense `mma` | `mma.sp` of the dense K | `mma.sp` of twice the dense K |",
+        "| --- | --- | --- | --- |",
+    ]
+    for kind, *names in TABLE:
+        rates = [f"{operations[name] / record.median(name) / 1e12:,.0f}" if name else "" for name in names]
+        lines.append("| " + " | ".join((kind, *rates)) + " |")
+    return "\n".join(lines)
+
+
 def source(arch: str, opcode: str, a: int, b: int, c: int, metadata: str) -> str:
     """Write a PTX module whose kernel `probe` executes an instruction SUMS times a round, LOOPS rounds.
 
+    Each sum has an A of its own: a type that the assembler makes others of would be multiplied once for all.
     Metadata says that the first two of four are kept, a code that every type has. What is summed is stored if it is a
     number that it never is, so that it counts as used.
     """
-    operands = {"a": [f"%a{i}" for i in range(a)], "b": [f"%b{i}" for i in range(b)]}
+    many = [[f"%a{a * one + i}" for i in range(a)] for one in range(SUMS)]
+    others = [f"%b{i}" for i in range(b)]
     sums = [[f"%c{c * one + i}" for i in range(c)] for one in range(SUMS)]
-    lists = {name: "{" + ", ".join(registers) + "}" for name, registers in operands.items()}
     body = ["mov.u32 %t0, %tid.x;", "mov.u32 %t1, 0;", "mov.u32 %e0, 0x44444444;"]
-    every = (*operands["a"], *operands["b"])
+    every = (*(register for each in many for register in each), *others)
     body += [f"mad.lo.u32 {one}, %t0, {_ODD}, {_ODD * (i + 1) % 2**32};" for i, one in enumerate(every)]
     body += [f"mov.u32 {one}, 0;" for each in sums for one in each]
     body += ["round:"]
-    for each in sums:
-        total = "{" + ", ".join(each) + "}"
-        body += [f"{opcode} {total}, {lists['a']}, {lists['b']}, {total}{metadata};"]
+    for each, left in zip(sums, many, strict=True):
+        total, right = _listed(each), _listed(others)
+        body += [f"{opcode} {total}, {_listed(left)}, {right}, {total}{metadata};"]
     body += ["add.u32 %t1, %t1, 1;", f"setp.lt.u32 %p0, %t1, {LOOPS};", "@%p0 bra round;", "mov.u32 %t2, 0;"]
     body += [f"xor.b32 %t2, %t2, {one};" for each in sums for one in each]
     body += ["setp.eq.u32 %p0, %t2, 0x7FABCDEF;", "ld.param.u64 %q0, [p_d];", "@%p0 st.global.b32 [%q0], %t2;"]
-    registers = {"a": a, "b": b, "c": SUMS * c, "e": 1, "t": 4}
+    registers = {"a": SUMS * a, "b": b, "c": SUMS * c, "e": 1, "t": 4}
     declared = "\n".join(f".reg .b32 %{name}<{size}>;" for name, size in registers.items())
     return (
         f".version {probe.VERSION}\n.target {arch}\n.address_size 64\n.visible .entry probe(.param .u64 p_d)\n{{\n"
         f"{declared}\n.reg .b64 %q<1>;\n.reg .pred %p<1>;\n" + "\n".join(body) + "\nret;\n}\n"
     )
+
+
+def _listed(registers: list[str]) -> str:
+    return "{" + ", ".join(registers) + "}"
 
 
 def _capability(arch: str) -> tuple[int, int]:

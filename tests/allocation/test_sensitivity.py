@@ -138,6 +138,15 @@ def test_evaluate_is_larger_where_better(model, data):
         assert [c.change for c in a.candidates] == pytest.approx([c.change for c in b.candidates], abs=1e-7)
 
 
+def test_what_a_callers_autocast_keeps_of_weights_hides_no_change(model, data):
+    found = []
+    for cached in (True, False):
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=cached):
+            result = sensitivity(model, data, loss=F.cross_entropy, progress=False)
+        found.append([candidate.change for layer in result.layers for candidate in layer.candidates])
+    assert found[0] == found[1] and any(found[0])
+
+
 @pytest.mark.parametrize("criterion", ["wanda", "ria", "sparsegpt", "random", "taylor"])
 def test_every_criterion_by_weight(model, data, criterion):
     before = state(model)

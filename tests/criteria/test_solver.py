@@ -96,6 +96,17 @@ def test_the_error_reported_is_that_of_the_layer() -> None:
     assert outcomes(twofour.prune(layer, "2:4"))[0].error is None
 
 
+def test_a_callers_autocast_does_not_hide_from_a_layer_what_is_pruned_before_it() -> None:
+    states = []
+    for cached in (True, False):
+        model = encoder()
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=cached):
+            model(tokens())  # what is casted here is kept where the cache is on
+            twofour.prune(model, "2:4", criterion="sparsegpt", data=tokens(), progress=False)
+        states.append(model.state_dict())
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
 def test_same_data_same_weights() -> None:
     first, second = (twofour.prune(encoder(), "2:4", criterion="sparsegpt", data=[tokens()]) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))

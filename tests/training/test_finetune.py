@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import twofour
 from tests.training.small import accuracy, dense_model, noisy_loader, pair_of_models, recipe, same_state
 from twofour import masks
 from twofour.training import finetune, train
@@ -201,6 +202,19 @@ def test_one_autocast_around_the_whole_training_is_as_good_as_one_a_step() -> No
     train(each, batches, **plan)
     for name, p in each.named_parameters():
         torch.testing.assert_close(around.get_parameter(name), p, rtol=1e-6, atol=1e-6)
+
+
+def test_what_is_evaluated_before_the_first_step_is_the_pruned_model() -> None:
+    """In one autocast with what evaluated the dense model: its casted weights are of no use any more."""
+    found = []
+    for cached in (True, False):
+        model = dense_model(dropout=0.0)
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=cached):
+            accuracy(model)
+            twofour.prune(model, "2:4", criterion="magnitude")
+            plan = {**recipe(epochs=1), "evaluate": lambda m: float(m(torch.ones(1, 16)).float().norm())}
+            found.append(finetune(model, noisy_loader(), **plan).sparse.before)
+    assert found[0] == found[1]
 
 
 def test_progress_goes_to_standard_error(capsys):

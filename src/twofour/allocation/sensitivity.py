@@ -162,11 +162,13 @@ class _Run:
             self.display.say(f"the task with {weight.name} at {pattern.name}")
             try:
                 weight.parameter.copy_(calibration.from_matrix(weight, new))
+                torch.clear_autocast_cache()
                 change = self.score() - self.baseline
             except DataError as found:
                 raise found.for_layer(weight.name) from None
             finally:
                 weight.parameter.copy_(before)
+                torch.clear_autocast_cache()
         _log.info("`%s` at %s: error %.4f, change %s", weight.name, pattern.name, error, change)
         sparse = weight.reduction % 4 == 0 and patterns.parse("2:4").check(keep).ok
         return Candidate(pattern.name, int(keep.sum()), error, change, sparse)

@@ -90,6 +90,7 @@ class Solved:
         for parameter, values in self._before.items():
             parameter.copy_(values)
         self._before.clear()
+        torch.clear_autocast_cache()
 
     @torch.no_grad()
     def values(self) -> list[tuple[nn.Parameter, Tensor]]:
@@ -102,6 +103,7 @@ class Solved:
         if parameter not in self._before:
             self._before[parameter] = parameter.detach().clone()
         parameter.copy_(values)
+        torch.clear_autocast_cache()  # a caller's autocast would go on with what it casted of the old values
 
 
 def solve(

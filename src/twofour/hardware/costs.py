@@ -20,8 +20,9 @@ STATIC = 0.2
 energy depends on it."""
 
 MMA_SYNC_INT8 = 2048
-"""int8 multiply-adds a cycle of one multiprocessor by mma.sync, as on A100 (its whitepaper) and H100: what cuBLASLt of
-CUDA 12.9 runs dense on B200, whose own instructions reach three times the rate in float8."""
+"""int8 multiply-adds a cycle of one multiprocessor by mma.sync, as on A100 (its whitepaper); an H100 reached 2360 (the
+record of benchmarks/gpu.py's rates): what cuBLASLt of CUDA 12.9 runs dense on B200, whose own instructions reach three
+times the rate in float8."""
 
 
 @dataclass(frozen=True)

@@ -171,6 +171,7 @@ def _known(weight: PrunableWeight, file: Path | None) -> bool:
     fits = stored.keys() == tensors.keys() and all(stored[n].shape == t.shape for n, t in tensors.items())
     for name, tensor in tensors.items() if fits else ():
         tensor.copy_(stored[name])
+    torch.clear_autocast_cache()
     return fits
 
 
@@ -187,6 +188,7 @@ def _solve(weight: PrunableWeight, statistics: Statistics, gone: Tensor) -> None
     bias = bias_of(weight)
     if bias is not None:
         bias += (lost @ mean[gone] - change @ mean[~gone]).to(bias)
+    torch.clear_autocast_cache()  # a caller's autocast would go on with what it casted of the old values
 
 
 def batch_norms(model: nn.Module) -> list[Any]:

@@ -41,6 +41,7 @@ def run(model: nn.Module, plan: Plan, name: str, file: Path | None, display: Pro
     """
     with calls.keeping_modes(model), randomness.undisturbed(plan.loader):
         trainee = Trainee.start(name, model, plan, file)
+        torch.clear_autocast_cache()  # of weights before they were pruned, or read from a file
         steps = batches.length(plan.loader)
         done = 0 if steps is None else trainee.epoch * steps + trainee.step
         display.begin(f"training {name}, steps", None if steps is None else plan.epochs * steps, done)

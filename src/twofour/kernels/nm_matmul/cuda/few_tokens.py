@@ -38,14 +38,24 @@ _FORMS = tuple((group, zeros) for group in GROUPS for zeros in (False, True))
 VECTOR_TOKENS = 4
 """Tokens up to which the way without tensor cores is tried: each costs it five instructions a group of four."""
 
+SURE_VECTOR_TOKENS = 2
+"""Tokens up to which it runs where nothing was searched."""
+
 _TENSOR_CORES = ((64, 16, 4, 3), (32, 32, 4, 1), (64, 32, 4, 3), (16, 64, 4, 3), (128, 32, 8, 3))
+"""Rows and groups of a block, warps, stages of its pipeline: what is searched with tensor cores, the default first."""
+
 _VECTORS = ((8, 128, 4, 1), (2, 512, 4, 1), (4, 256, 4, 1), (16, 64, 4, 1))
-"""Rows and groups of a block, warps, stages of its pipeline: what is searched, best first as an H100 had it."""
+"""The same without them; the first whose groups divide a row's is the default."""
 
 
 @dataclass(frozen=True)
 class FewTokens(CudaKernel):
-    """y = x @ W.T + bias with W 2:4 and read packed; an infinity or NaN at a pruned position makes its output NaN."""
+    """y = x @ W.T + bias with W 2:4 and read packed.
+
+    An infinity or NaN in a token leaves none of its outputs finite: NaN where it meets a pruned place, and without
+    tensor cores in all outputs of the token. int4 weights are opened to the input's type of 16 bits where tensor cores
+    multiply: to float16 only as far as that reaches, 65504.
+    """
 
     def prepare(self, weight: Packed | Tensor) -> Prepared:
         """Return `weight` in this row's order, one buffer on the current GPU."""
@@ -100,15 +110,13 @@ class FewTokens(CudaKernel):
     def configurations(self, rows: int, columns: int, tokens: int) -> Sequence[Configuration]:
         """Return blocks and splits that keep every multiprocessor busy, their pipelines, and the ways to multiply."""
         padded = rounded_up(columns // 4, PADDED_GROUPS)
-        shapes = [(shape, 1, (1, 2, 4, 8, 16)) for shape in _TENSOR_CORES]
-        if tokens <= VECTOR_TOKENS:
-            shapes = [*((shape, 0, (1, 2, 4)) for shape in _VECTORS), *shapes]
+        families = [(_VECTORS, 0, (1, 2, 4), 1), (_TENSOR_CORES, 1, (1, 2, 4, 8, 16), 4)]
         return [
             (block, groups, split, warps, stages, tensor_cores)
-            for (block, groups, warps, stages), tensor_cores, splits in shapes
+            for shapes, tensor_cores, splits, least_steps in families[tokens > VECTOR_TOKENS :]
+            for block, groups, warps, stages in shapes
             for split in splits
-            if padded % (groups * split) == 0
-            and (split == 1 or padded // (groups * split) >= 4 - 3 * (not tensor_cores))
+            if padded % (groups * split) == 0 and (split == 1 or padded // (groups * split) >= least_steps)
         ]
 
     def run(
@@ -161,7 +169,7 @@ class FewTokens(CudaKernel):
 def default_way(columns: int, tokens: int) -> Configuration:
     """Return blocks for a row of this many inputs where nothing was searched: the first that fits."""
     padded = rounded_up(columns // 4, PADDED_GROUPS)
-    if tokens <= VECTOR_TOKENS // 2:
+    if tokens <= SURE_VECTOR_TOKENS:
         rows, groups, warps, stages = next(shape for shape in _VECTORS if padded % shape[1] == 0)
         return (rows, groups, 1, warps, stages, 0)
     rows, groups, warps, stages = _TENSOR_CORES[0]

@@ -28,7 +28,7 @@ def _half(bits, DTYPE: tl.constexpr, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def _both(bits, DTYPE: tl.constexpr):
+def _unpack_pair(bits, DTYPE: tl.constexpr):
     """Return the two numbers of 16 bits in an int32 as float32, the lower first."""
     if DTYPE == tl.bfloat16:  # noqa: SIM300
         return (bits << 16).to(tl.float32, bitcast=True), (bits & -65536).to(tl.float32, bitcast=True)
@@ -66,7 +66,7 @@ def _kept(
     code = tl.load(codes + at)[:, :, None] >> (4 * place)
     both = tl.load(values + at[:, :, None] * 8 + place)
     if GROUP == 0:
-        first, second = _both(both, DTYPE)
+        first, second = _unpack_pair(both, DTYPE)
         return first, second, code
     run = held[:, None] * runs + word[None, :] * 32 // GROUP
     scale = tl.load(scales + run).to(tl.float32)[:, :, None]
@@ -179,7 +179,7 @@ def _written(
 
 
 @triton.jit
-def _met(low, high, select, INTERPRETED: tl.constexpr):
+def _select_inputs(low, high, select, INTERPRETED: tl.constexpr):
     """Return two of four inputs of 16 bits, as `select` names their bytes in (low, high): the first one below."""
     if INTERPRETED:
         i, j = (select & 15) >> 1, (select >> 9) & 7
@@ -192,9 +192,9 @@ def _met(low, high, select, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def _lost(two, DTYPE: tl.constexpr):
-    """Return zero, or NaN where one of two inputs is infinite or NaN: a dense product meets it with a zero, too."""
-    first, second = _both(two, DTYPE)
+def _nan_if_not_finite(two, DTYPE: tl.constexpr):
+    """Return zero, or NaN where one of two inputs is infinite or NaN: most rows have a zero there."""
+    first, second = _unpack_pair(two, DTYPE)
     return first * 0.0 + second * 0.0
 
 
@@ -206,10 +206,10 @@ def _token(
     inside = (group < groups) & (token < tokens)
     four = tl.load(x + token.to(tl.int64) * groups + group, mask=inside, other=0)
     low, high = four.to(tl.int32), (four >> 32).to(tl.int32)
-    x0, x1 = _both(_met(low[None, :, :], high[None, :, :], select, INTERPRETED), DTYPE)
+    x0, x1 = _unpack_pair(_select_inputs(low[None, :, :], high[None, :, :], select, INTERPRETED), DTYPE)
     acc += first * x0
     acc += second * x1
-    return acc, lost + (_lost(low, DTYPE) + _lost(high, DTYPE))
+    return acc, lost + (_nan_if_not_finite(low, DTYPE) + _nan_if_not_finite(high, DTYPE))
 
 
 @triton.jit
@@ -238,16 +238,22 @@ def one_to_four_tokens(
         if TOKENS > 2:
             a2, l2 = _token(a2, l2, first, second, select, x, one + 2, tokens, group, groups, DTYPE, INTERPRETED)
             a3, l3 = _token(a3, l3, first, second, select, x, one + 3, tokens, group, groups, DTYPE, INTERPRETED)
-    _summed(a0, l0, partial, bias, other, y, one, row, tokens, rows, BIAS, ACTIVATION, COMBINE, PARTIAL)
+    _reduce_and_write(a0, l0, partial, bias, other, y, one, row, tokens, rows, BIAS, ACTIVATION, COMBINE, PARTIAL)
     if TOKENS > 1:
-        _summed(a1, l1, partial, bias, other, y, one + 1, row, tokens, rows, BIAS, ACTIVATION, COMBINE, PARTIAL)
+        _reduce_and_write(
+            a1, l1, partial, bias, other, y, one + 1, row, tokens, rows, BIAS, ACTIVATION, COMBINE, PARTIAL
+        )
     if TOKENS > 2:
-        _summed(a2, l2, partial, bias, other, y, one + 2, row, tokens, rows, BIAS, ACTIVATION, COMBINE, PARTIAL)
-        _summed(a3, l3, partial, bias, other, y, one + 3, row, tokens, rows, BIAS, ACTIVATION, COMBINE, PARTIAL)
+        _reduce_and_write(
+            a2, l2, partial, bias, other, y, one + 2, row, tokens, rows, BIAS, ACTIVATION, COMBINE, PARTIAL
+        )
+        _reduce_and_write(
+            a3, l3, partial, bias, other, y, one + 3, row, tokens, rows, BIAS, ACTIVATION, COMBINE, PARTIAL
+        )
 
 
 @triton.jit
-def _summed(
+def _reduce_and_write(
     acc, lost, partial, bias, other, y, token, row, tokens, rows,
     BIAS: tl.constexpr, ACTIVATION: tl.constexpr, COMBINE: tl.constexpr, PARTIAL: tl.constexpr,
 ):  # fmt: skip

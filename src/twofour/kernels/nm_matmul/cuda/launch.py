@@ -22,7 +22,7 @@ _SUMMED_ROWS = 1024
 """Outputs that one program of the second kernel adds up."""
 
 
-def _way(tensor_cores: bool, tokens: int) -> tuple[Any, int, torch.dtype]:
+def _kernel_for(tensor_cores: bool, tokens: int) -> tuple[Any, int, torch.dtype]:
     """Return the kernel, the tokens of its block, and as what it reads the bits of inputs."""
     if tensor_cores:
         return few_tokens, 16 if tokens <= 16 else 32, torch.int16
@@ -59,12 +59,12 @@ def launch(
     steps = values.shape[1] // (groups * split)
     tokens, rows = y.shape
     partial = torch.empty(split, tokens, rows, dtype=torch.float32, device=y.device) if split > 1 else y
-    kernel, block_tokens, bits = _way(bool(tensor_cores), tokens)
+    kernel, block_tokens, bits = _kernel_for(bool(tensor_cores), tokens)
     grid = (triton.cdiv(rows, block), split, triton.cdiv(tokens, block_tokens))
     has_bias, bias, other = bias is not None, y if bias is None else bias, y if other is None else other
     after: dict[str, Any] = {"BIAS": has_bias, "ACTIVATION": epilogue.activation, "COMBINE": epilogue.combine}
     kernel[grid](
-        *(x.view(bits), values, codes, *(*scaled, values, values)[:2], bias, other, y, partial),
+        *(x.view(-1).view(bits), values, codes, *(*scaled, values, values)[:2], bias, other, y, partial),
         *(tokens, rows, x.shape[1] // 4, values.shape[1], scaled[0].shape[1] if scaled else 0, steps),
         DTYPE=_KINDS[kind],
         GROUP=group,
