@@ -35,7 +35,8 @@ struct WholeLanes : Lanes {
     const __m128i bytes = _mm512_cvtepi32_epi8(q);
     uint8_t* at = to + k / 8 * stride;
     _mm_storel_epi64(reinterpret_cast<__m128i*>(at), bytes);
-    _mm_storeh_pd(reinterpret_cast<double*>(at + stride), _mm_castsi128_pd(bytes));
+    const int64_t high = bytes[1];  // not _mm_storeh_pd, whose address must be a double's
+    std::memcpy(at + stride, &high, 8);
 #elif defined(TWOFOUR_SET_avx2)
     const int64_t bytes = low_bytes(q);
     std::memcpy(to + k / 8 * stride, &bytes, 8);
