@@ -205,8 +205,8 @@ def _summary(module: str, verb: str) -> str:
     """Return the first line of a function's docstring, found where its module defines or imports it."""
     for path in sorted(_module(module.partition(".")[2]).parent.glob("*.py")):
         for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.FunctionDef) and node.name == verb:
-                return (ast.get_docstring(node) or "").partition("\n")[0]
+            if isinstance(node, ast.FunctionDef) and node.name == verb and (said := ast.get_docstring(node)):
+                return said.partition("\n")[0]  # overloads say nothing
     return ""
 
 

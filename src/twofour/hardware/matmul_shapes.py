@@ -303,7 +303,12 @@ def require_products(model: nn.Module, traced: Traced) -> None:
         HardwareError: It has none, or one of them multiplies nothing.
     """
     if any(not (p.m and p.n and p.k and p.batch) for p in traced.products):
-        raise HardwareError("the example is empty", got="a product without values", wanted="a sample, or more")
+        raise HardwareError(
+            "the example is empty",
+            got="a product without values",
+            wanted="a sample, or more",
+            remedy="give an example whose sizes are not zero",
+        )
     if not traced.products:
         raise HardwareError(
             "the model runs no matrix product",

@@ -127,7 +127,8 @@ def check_bits(row: BitInstruction) -> dict[str, object]:
     )
     c >>= 1  # no sum of 256 ones wraps around
     want = torch.stack([execute_b1(row, *given) for given in zip(a, b, c, strict=True)])
-    same = torch.equal(probe.run(probe.bit_source(row), row, a, b, c, torch.zeros(1, dtype=torch.int32)), want)
+    unread = torch.zeros(1, dtype=torch.int32, device="cpu")
+    same = torch.equal(probe.run(probe.bit_source(row), row, a, b, c, unread), want)
     return {"agrees": same, "variants": 1, "differing": [] if same else [{}], "moved": {}}
 
 
