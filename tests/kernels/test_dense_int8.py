@@ -2,6 +2,7 @@
 
 import pickle
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -99,3 +100,13 @@ def test_the_weight_comes_back() -> None:
     y = ONEDNN_INT8.run(x, prepared, bias, Problem(40))
     torch.testing.assert_close(ONEDNN_INT8.run(x, copied.weights[0], bias, Problem(40)), y)
     assert not isinstance(held.source(), Packed)
+
+
+def test_copies_and_pickles_keep_whole_numbers_that_are_not_rounded_as_ours() -> None:
+    packed = pack(layer()[0], "dense", dtype="int8")
+    assert packed.scales is not None
+    coarse = replace(packed, values=packed.values // 16, scales=packed.scales * 15.7)
+    prepared = ONEDNN_INT8.prepare(coarse)
+    for again in (prepared.copy(), pickle.loads(pickle.dumps(prepared))):
+        assert torch.equal(again.tensor.to_dense().T, coarse.values)
+        assert torch.equal(again.beside[0], coarse.scales.flatten())

@@ -123,7 +123,7 @@ def widest(rows: Sequence[R]) -> list[R]:
 class Prepared:
     """A weight as a row reads it; rows of one layout share it, and copies of a model do.
 
-    oneDNN's and MKL's opaque tensors cannot be pickled: they go through the weight that they were made of.
+    oneDNN's and MKL's opaque tensors cannot be pickled: they go through what a file holds of them.
 
     Attributes:
         kernel: The row that prepared it.
@@ -162,13 +162,13 @@ class Prepared:
     def copy(self) -> Prepared:
         """Return the same weight elsewhere in memory."""
         if self.tensor.is_mkldnn:
-            return self.again(self.restore())
+            return self.again(self.stored())
         flat = self.tensor.is_cpu and self.tensor.ndim <= 2
         return replace(self, tensor=pages.copy(self.tensor) if flat else self.tensor.clone())
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self.tensor.is_mkldnn:
-            return self.kernel.prepare, (self.restore(),)
+            return self.kernel.prepare, (self.stored(),)
         return super().__reduce_ex__(protocol)
 
 
