@@ -163,7 +163,8 @@ def holds(upstream: Tensor, z: Tensor, activation: str, mode: str, seed: int) ->
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", THROUGH)
 def test_through_an_activation_on_every_isa(isa: str, poisoned: None, activation: str, dtype: torch.dtype) -> None:
-    for mode, shape in zip(MODES, ((1, 1, 4), (1, 70, 1100), (1, 70, 68), (2, 9, 132)), strict=True):
+    shapes = ((1, 1, 4), (1, 70, 1100), (1, 70, 68), (2, 9, 132), (2, 200, 8))  # the last: two blocks of panels
+    for mode, shape in zip((*MODES, "unbiased"), shapes, strict=True):
         z = 3 * torch.randn(shape, generator=torch.Generator().manual_seed(1))
         holds(gradient(*shape, dtype), z.to(dtype), activation, mode, seed=9)
 

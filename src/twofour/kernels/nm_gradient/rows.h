@@ -195,13 +195,15 @@ struct Run {
   }
   TWOFOUR_NOINLINE void operator()() {
     if constexpr (mode == GradientMode::rescaled) sum();
+    static_assert(twofour::kPanelRows % kBundle == 0, "the rows of a bundle lie in one block");
     for (int64_t row = begin; row < end;) {
-      const Block block(static_cast<uint8_t*>(a.out), row, a.samples * a.tokens, a.columns);
-      const int64_t stop = least(least(row / kBundle * kBundle + kBundle, end), block.first + block.rows);
+      const int64_t stop = least(row / kBundle * kBundle + kBundle, end);
       if constexpr (mode != GradientMode::rescaled) make_rows<V, T>(a, row, stop, t0, t1);
-      for (int64_t tile = t0; tile < t1; tile++) {
-        if (a.packed) pack(block, row, stop, tile);
-        else if (a.out != nullptr) write(row, stop, tile);
+      if (a.packed) {
+        const Block block(static_cast<uint8_t*>(a.out), row, a.samples * a.tokens, a.columns);
+        for (int64_t tile = t0; tile < t1; tile++) pack(block, row, stop, tile);
+      } else if (a.out != nullptr) {
+        for (int64_t tile = t0; tile < t1; tile++) write(row, stop, tile);
       }
       row = stop;
     }
