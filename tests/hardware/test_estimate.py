@@ -64,7 +64,7 @@ def test_multihead_attention_tied_weights_and_arguments():
     assert weights == [
         ("attend.in_proj_weight", 15, 96, 32),
         ("attend.out_proj.weight", 15, 32, 32),
-        ("embed.weight", 15, 48, 32),
+        ("head.weight", 15, 48, 32),
     ]
     assert net.training and all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
     assert not any(tensor.is_meta for tensor in net.state_dict().values())

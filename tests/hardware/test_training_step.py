@@ -192,6 +192,73 @@ def test_a_weight_used_twice_is_packed_once_and_a_dropout_is_one_pass():
     assert traced.elementwise == 32 * 64 * (2 + 3) + 3 * 64 * 64  # x, y; x, dy, dx; the weight's two gradients summed
 
 
+class Tied(nn.Module):
+    """Two heads, the first with the weight of the embedding, the second with that too where `both`."""
+
+    def __init__(self, tied: bool = True, both: bool = False) -> None:
+        super().__init__()
+        self.embedding, self.fc = nn.Embedding(128, 64), nn.Linear(64, 64)
+        self.head, self.other = nn.Linear(64, 128, bias=False), nn.Linear(64, 128, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+        if both:
+            self.other.weight = self.embedding.weight
+
+    def forward(self, ids):
+        x = F.relu(self.fc(self.embedding(ids)))
+        return self.head(x) + self.other(x)
+
+
+@pytest.mark.parametrize("machine", ["a100-sxm", "h200"])
+def test_a_tied_head_is_the_layer_that_multiplies_and_sdgp_takes_it(machine):
+    ids = torch.zeros(8, 32, dtype=torch.int64)
+    tied, free = step(Tied(), ids, machine), step(Tied(tied=False), ids, machine)
+    assert [(row.layer, row.product) for row in tied.rows] == [(row.layer, row.product) for row in free.rows]
+    for row, other in zip(tied.rows, free.rows, strict=True):
+        assert row.dense_ms == other.dense_ms and row.way("dZ") == (
+            other.way("dZ") if row.product == "input gradient" or row.layer != "head" else None
+        )
+    head = next(row for row in tied.rows if row.layer == "head")
+    assert head.weight == "head.weight" and "shared with `embedding.weight`" in head.sparse[0].reason
+    handle = twofour.training.sdgp.attach(model := Tied(), product="dense")
+    assert {row.layer for row in tied.rows if row.product == "input gradient" and row.way("dZ")} == set(handle.layers)
+    handle.remove()
+    rows = twofour.estimate(model, ids, machine=machine).rows
+    assert [row.layer for row in rows] == ["fc", "head", "other"]
+
+
+def test_of_layers_that_share_a_weight_all_have_to_be_pruned():
+    ids = torch.zeros(8, 32, dtype=torch.int64)
+    for skip, why in (((), ""), ("head", "named in `skip`"), ("other", "named in `skip`")):
+        found = step(Tied(both=True), ids, skip=skip)
+        ways = [row.sparse[1] for row in found.rows if row.layer == "head" and row.product == "input gradient"]
+        assert [way.reason for way in ways] == [why] * 2
+
+
+def test_weights_of_a_recurrent_layer_have_masks_of_their_own_and_sdgp_leaves_them():
+    class Last(nn.Module):
+        def __init__(self, inputs: int) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(inputs, 64)
+
+        def forward(self, x):
+            return self.lstm(x)[0]
+
+    rate = MACHINES["a100-sxm"].bandwidth * FITTED.memory / 1e3
+    for name, model in (("lstm.", Last(128)), ("", nn.LSTM(128, 64))):
+        result = step(model, torch.randn(3, 16, 128))
+        sizes = {f"{name}weight_ih_l0": 256 * 128, f"{name}weight_hh_l0": 256 * 64}
+        assert dict(result.mask_ms) == pytest.approx({key: 18 * size / rate for key, size in sizes.items()})
+        spent = sum(row.sparse[0].pass_ms for row in result.rows if row.product == "forward")
+        whole = result.variant("2:4 weights").every_pass_ms
+        assert spent > 0 and whole == pytest.approx(spent + sum(result.mask_ms.values()))
+        reasons = {row.sparse[1].reason for row in result.rows if row.product == "input gradient"}
+        assert reasons == {"lstm: no Linear, Conv1d or Conv2d"}
+        assert result.variant("sdgp").fits == 0 and result.paper_saved == 0
+    odd = step(Last(10), torch.randn(3, 16, 10))  # a weight that stays dense has no zeros to keep
+    assert list(odd.mask_ms) == ["lstm.weight_hh_l0"]
+
+
 def test_checkpoints_are_named_and_an_input_may_want_a_gradient():
     class Twice(nn.Module):
         def __init__(self) -> None:

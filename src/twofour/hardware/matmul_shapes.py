@@ -257,7 +257,9 @@ def _shaped(packet: Any, args: Any) -> Any:
 def prepared(model: nn.Module, example: Any) -> tuple[Recorder, dict[str, Tensor], calls.Example]:
     """Return a recorder, the model's tensors on the meta device, and the example there."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    unique: dict[int, str] = {}
+    found = walk(model)  # of a weight's names that of the layer that multiplies, not of an embedding
+    multiplied = [entry.name for entry in (*found.weights, *found.skipped) if entry.name in parameters]
+    unique = {id(parameters[name]): name for name in multiplied}
     shared = {name: unique.setdefault(id(tensor), name) for name, tensor in parameters.items()}
     first = {name: parameters[name].detach().to("meta") for name in unique.values()}
     for name, tensor in first.items():  # also where nothing is trained: torch folds batches by it

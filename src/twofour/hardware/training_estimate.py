@@ -62,6 +62,7 @@ class StepRow:
         dense_ms: Milliseconds dense.
         bound: "math", "memory" or "launch": what takes longest, dense.
         sparse: The ways in which one operand could be sparse.
+        weight: Name of the parameter that is multiplied by; None of two activations.
     """
 
     layer: str
@@ -73,6 +74,7 @@ class StepRow:
     dense_ms: float
     bound: str
     sparse: tuple[Sparse, ...] = ()
+    weight: str | None = None
 
     def way(self, operand: str) -> Sparse | None:
         """Return what it takes with that operand sparse, None where it cannot be."""
@@ -126,7 +128,7 @@ class TrainingEstimate:
         norms_ms: Milliseconds of norms, forward and back.
         elementwise_ms: Milliseconds of every other operation that is no product, forward and back, nothing fused.
         optimizer_ms: Milliseconds of the optimiser's pass, and of casting weights and gradients.
-        mask_ms: Of each layer whose weight can be sparse: milliseconds of keeping its zeros, a step.
+        mask_ms: By the name of each weight that can be sparse: milliseconds of keeping its zeros, a step.
         cold: Whether weights were taken to come from memory.
         notes: What was assumed or left out, in words.
     """
@@ -181,26 +183,26 @@ class TrainingEstimate:
         one_of(f"the variant {name!r} is unknown", name, tuple(VARIANTS), HardwareError, 'variant("sdgp")')
         every, best, spent, every_spent, fits = self.dense_ms, self.dense_ms, 0.0, 0.0, 0
         taken: list[tuple[str, str]] = []
-        layers: dict[str, list[tuple[StepRow, Sparse]]] = {}
+        weights: dict[str | None, list[tuple[StepRow, Sparse]]] = {}
         for row in self.rows:
             operand = VARIANTS[name].get(row.product)
             if operand is not None and (way := row.way(operand)) is not None:
-                layers.setdefault(row.layer, []).append((row, way))
-        for layer, ways in layers.items():
+                weights.setdefault(row.weight, []).append((row, way))
+        for weight, ways in weights.items():
             fits += len(ways)
             wins = [(row, way) for row, way in ways if row.dense_ms >= FITTED.margin * _whole(way)]
-            lost, cost = self._changed(layer, ways)
+            lost, cost = self._changed(weight, ways)
             every, every_spent = every + lost, every_spent + cost
-            change, cost = self._changed(layer, wins)
+            change, cost = self._changed(weight, wins)
             if change < 0:
                 best, spent = best + change, spent + cost
-                taken += [(layer, row.product) for row, _ in wins]
+                taken += [(row.layer, row.product) for row, _ in wins]
         return Variant(name, every, best, spent, every_spent, tuple(taken), fits, self.dense_ms)
 
-    def _changed(self, layer: str, ways: Sequence[tuple[StepRow, Sparse]]) -> tuple[float, float]:
+    def _changed(self, weight: str | None, ways: Sequence[tuple[StepRow, Sparse]]) -> tuple[float, float]:
         """Return by how much sparse products lengthen the step, and what passes take in it."""
         cost = sum(way.pass_ms for _, way in ways)
-        cost += self.mask_ms[layer] if any(way.operand == W for _, way in ways) else 0
+        cost += self.mask_ms[weight] if weight and any(way.operand == W for _, way in ways) else 0
         return sum((way.ms or 0) - row.dense_ms for row, way in ways) + cost, cost
 
     @property

@@ -7,7 +7,7 @@ through memory and is priced by its bytes (`passes`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -40,6 +40,7 @@ from twofour.training.sdgp.rule import Rule
 TRAINED = ("tf32", "float16", "bfloat16")
 """Types of a step that is priced: those in which weights stay float32 and products are multiplied as they are."""
 
+NO_LAYER = "no Linear, Conv1d or Conv2d"
 NO_CONVOLUTION = "no library multiplies a 2:4 convolution: it is priced as a 2:4 product of its implicit matrices"
 NO_ESTIMATE = "the unbiased estimate is priced as one pass; on a GPU twofour makes it by several torch operators"
 ATTENTION = "attention is priced as its products; fused kernels multiply its scores a second time on the way back"
@@ -106,12 +107,14 @@ def estimate_step(
     require_products(model, traced)
     weights = {p.weight: p.values for p in traced.products if p.weight}
     cold = passes.is_cold(machine, dtype, traced.products)
-    rows = _rows(model, traced.products, machine, dtype, skip, cold)
+    reasons = reasons_of(model, traced.products, dtype, skip)
+    rows = _rows(model, traced.products, machine, dtype, skip, cold, reasons)
     value = passes.value_bytes(dtype)
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     learned = sum(weights[name] for name in {p.weight for p in traced.products if p.weight_gradient and p.weight})
     casts = passes.CAST * (sum(weights.values()) + learned) if BITS[dtype] <= 16 else 0
-    masked = {layer_of(name): passes.traffic(machine, passes.MASK * values) * 1e3 for name, values in weights.items()}
+    masks = {name: values for name, values in weights.items() if reasons.get(name) == ""}
+    masked = {name: passes.traffic(machine, passes.MASK * values) * 1e3 for name, values in masks.items()}
     return TrainingEstimate(
         *(machine, dtype, optimizer, rows),
         norms_ms=passes.traffic(machine, traced.norms * value) * 1e3,
@@ -159,13 +162,16 @@ def _require(model: nn.Module, example: Any, dtype: str, optimizer: str, rule: o
 
 
 def _rows(
-    model: nn.Module, products: Sequence[Product], machine: Machine, dtype: str, skip: str | Sequence[str], cold: bool
+    model: nn.Module,
+    products: Sequence[Product],
+    machine: Machine,
+    dtype: str,
+    skip: str | Sequence[str],
+    cold: bool,
+    reasons: Mapping[str, str],
 ) -> tuple[StepRow, ...]:
     prices = _Prices(machine, dtype)
-    reasons = reasons_of(model, products, dtype, skip)
-    modules = dict(model.named_modules())
-    names = {p.weight.rpartition(".")[0]: layer_of(p.weight) for p in products if p.weight}
-    exact = {layer: _exact(name, modules.get(name), skip) for name, layer in names.items()}
+    exact = _exact(model, skip)
     uses = {name: sum(p.weight == name for p in products) for name in {p.weight for p in products}}
     found: list[StepRow] = []
     for product in products:
@@ -175,20 +181,31 @@ def _rows(
                 seconds = passes.depthwise(product, machine, dtype)
                 size = (product.m, product.n, product.k, product.batch)
                 ways = tuple(Sparse(operand, None, 0, "", DEPTHWISE) for operand in (W, DZ))
-                found.append(StepRow(layer_of(product.weight), name, *size, seconds * 1e3, "memory", ways))
+                place = (layer_of(product.weight), name)
+                found.append(StepRow(*place, *size, seconds * 1e3, "memory", ways, product.weight))
             elif asked:
                 why = "no weight" if product.weight is None else reasons.get(product.weight, "not a weight to prune")
-                row = _Row(product, why, exact.get(layer_of(product.weight), why), uses[product.weight], cold)
+                whole = exact.get(product.weight, NO_LAYER) if product.weight else why
+                row = _Row(product, why, whole, uses[product.weight], cold)
                 found.append(row.of(name, prices))
     return tuple(found)
 
 
-def _exact(layer: str, module: nn.Module | None, skip: str | Sequence[str]) -> str:
-    """Return why SDGP leaves a layer's gradient whole, or ""; its own rule."""
-    if module is None or kind_of(module) is None:
-        return "no Linear, Conv1d or Conv2d"
+def _exact(model: nn.Module, skip: str | Sequence[str]) -> dict[str, str]:
+    """Return why SDGP leaves the gradient of a weight's layer whole, or ""; its own rule, by each name of the weight.
+
+    Of layers that share a weight, which of them multiplies is not known: all have to be pruned.
+    """
     globs = (skip,) if isinstance(skip, str) else tuple(skip)
-    return why_exact(layer, module, Rule(2, 4), globs) or ""
+    found: dict[int, str] = {}
+    for layer, module in model.named_modules():
+        kind = kind_of(module)
+        for attribute, parameter in module.named_parameters(recurse=False):
+            if kind is not None and kind.holds(attribute):
+                why = why_exact(layer, module, Rule(2, 4), globs) or ""
+                found[id(parameter)] = found.get(id(parameter)) or why
+    names = model.named_parameters(remove_duplicate=False)
+    return {name: found[id(parameter)] for name, parameter in names if id(parameter) in found}
 
 
 class _Prices:
@@ -228,7 +245,8 @@ class _Row:
         cold = self.cold and name != WEIGHT
         ms, bound = prices.of(size, False, cold)
         make = {FORWARD: self._forward, INPUT: self._input, WEIGHT: self._weight}[name]
-        return StepRow(layer_of(p.weight), name, size.m, size.n, size.k, p.batch, ms, bound, make(size, prices))
+        sizes = (size.m, size.n, size.k, p.batch)
+        return StepRow(layer_of(p.weight), name, *sizes, ms, bound, make(size, prices), p.weight)
 
     def _whole_groups(self, count: float, what: str, dtype: str) -> str:
         group = group_of(dtype)
