@@ -4,6 +4,7 @@ import copy
 import io
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,10 @@ from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.compiler.terms import Terms
 from twofour.compiler.whole_model import WholeModel
 from twofour.errors import CompileError
+from twofour.export import read
+from twofour.export.file import write
 from twofour.graph.blocks import Always, Blocks
-from twofour.packing import pack
+from twofour.packing import Packed, pack
 from twofour.patterns import parse
 
 NONE = PreparedWeights(())
@@ -328,6 +331,39 @@ def test_weights_of_different_kinds_keep_their_zero_points_when_joined(others: t
     weight *= parse("2:4").project(weight, absolute=True)
     parts = [pack(weight, parse("2:4"), "int4", group=64, symmetric=symmetric) for symmetric in others]
     torch.testing.assert_close(fused_matmuls.joined(parts), torch.cat([part.unpack() for part in parts]))
+
+
+def test_a_joined_product_keeps_the_whole_numbers_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer's scales need not be the largest value of a row by 127."""
+    monkeypatch.setattr(fused_matmuls, "together_and_apart", lambda *_: ({"together": 1.0, "apart": 2.0}, 0.0))
+    model, path = Encoder(layers=1).eval(), tmp_path / "model.safetensors"
+    example = torch.randint(0, 50, (2, 16)), torch.ones(2, 16)
+    twofour.save(quick(model, example, dtype="int8", graph=False), path)
+    contents = read(path)
+    coarse = {
+        name: replace(held, values=held.values // 16, scales=held.scales * 15.7)
+        for name, held in contents.packed.items()
+        if held.scales is not None
+    }
+    write(path, replace(contents, packed={**contents.packed, **coarse}))
+    loaded = twofour.load(path, model, graph=True, example=example)
+    called = [getattr(call, "__self__", None) for call in loaded.forward.program.python.names.values()]
+    joined = next(call for call in called if isinstance(call, CompiledLinear) and "query" in call.name)
+    held = joined.prepared.stored()
+    parts = [coarse[f"layers.0.{part}.weight"] for part in ("query", "key", "value")]
+    assert isinstance(held, Packed) and torch.equal(held.values, torch.cat([part.values for part in parts]))
+    assert torch.equal(held.scales, torch.cat([part.scales for part in parts]))
+
+
+def test_sparse_and_dense_whole_numbers_are_joined_as_they_are() -> None:
+    weight = torch.randn(8, 64)
+    weight *= parse("2:4").project(weight, absolute=True)
+    parts = [pack(weight, "2:4", "int8"), pack(torch.randn(8, 64), "dense", "int8")]
+    parts = [replace(part, values=part.values // 16, scales=part.scales * 15.7) for part in parts]
+    found = fused_matmuls.joined(parts)
+    assert isinstance(found, Packed) and not found.header.sparse
+    assert torch.equal(found.scales, torch.cat([part.scales for part in parts]))
+    assert torch.equal(found.unpack(), torch.cat([part.unpack() for part in parts]))
 
 
 def test_joined_products_are_timed_in_the_type_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,9 @@ from twofour.kernels.nm_matmul import DYNAMIC
 from twofour.kernels.problem import Problem
 from twofour.kernels.quantization import Quantization
 from twofour.measure.chooser import race
-from twofour.packing import Header, Packed, dense_of, shape_of
-from twofour.packing.formats import ConstantCount
+from twofour.packing import Header, Packed, dense_of, has_form, rewrite, shape_of
+from twofour.packing.formats import ConstantCount, DenseRows
+from twofour.patterns import DENSE
 
 logger = logging.getLogger("twofour.compiler")
 
@@ -185,10 +186,14 @@ class _Placer:
         return self.measured(product, joined(weights), because, bias, tokens, types)
 
     def weight(self, source: Source) -> tuple[Packed | Tensor, str]:
-        """Return the rows of one source, packed where they are 2:4, and why they are not, "" where they are."""
+        """Return the rows of one source, and why they are not sparse, "" where they are.
+
+        A layer's are what a file holds: whole numbers stay those that the layer multiplies by.
+        """
         if source.layer:
-            held = self.layers[source.layer].prepared.source()
-            return held, "" if isinstance(held, Packed) else self.dense_because.get(source.layer) or ALONE
+            held = self.layers[source.layer].prepared.stored()
+            sparse = isinstance(held, Packed) and held.header.sparse
+            return held, "" if sparse else self.dense_because.get(source.layer) or ALONE
         stored = getattr(self.module, source.weight.replace(".", "__"))
         dense = stored.detach().t().contiguous() if source.transposed else stored.detach()
         pattern, because = self.terms.computing.find(dense)
@@ -304,12 +309,16 @@ def _name(names: Sequence[str]) -> str:
 
 
 def joined(weights: Sequence[Packed | Tensor]) -> Packed | Tensor:
-    """Return one weight whose rows are those of `weights`, packed where all are, of one kind."""
+    """Return one weight whose rows are those of `weights`, packed where all are, of one kind.
+
+    Kinds that differ in what is sparse alone are written dense, where their encoding has that form.
+    """
     if len(weights) == 1:
         return weights[0]
     packed = [weight for weight in weights if isinstance(weight, Packed)]
-    kinds = {_kind(weight) for weight in packed}
-    if len(packed) < len(weights) or len(kinds) > 1:
+    if len({weight.header.pattern for weight in packed}) > 1 and len({weight.header.dtype for weight in packed}) == 1:
+        packed = [rewrite(weight, DENSE) for weight in packed if has_form(DENSE, weight.header.dtype)]
+    if len(packed) < len(weights) or len({_kind(weight) for weight in packed}) > 1:
         return torch.cat([dense_of(weight) for weight in weights])
     first = packed[0]
     rows = sum(weight.header.rows for weight in packed)
@@ -326,7 +335,9 @@ def joined(weights: Sequence[Packed | Tensor]) -> Packed | Tensor:
 
 def by_rows(weights: Sequence[Packed | Tensor]) -> bool:
     """Tell whether weights one below the other are one weight of their form: each row says of itself what it holds."""
-    return all(isinstance(weight.header.format, ConstantCount) for weight in weights if isinstance(weight, Packed))
+    return all(
+        isinstance(weight.header.format, ConstantCount | DenseRows) for weight in weights if isinstance(weight, Packed)
+    )
 
 
 def _kind(weight: Packed) -> tuple[object, ...]:
