@@ -140,6 +140,23 @@ def test_a_parametrisation_on_top_goes_first() -> None:
     assert type(model[6]) is nn.Linear
 
 
+def test_another_class_over_an_activation_goes_first() -> None:
+    model = network()
+    classes = [type(module) for module in model]
+    handle = sdgp.attach(model)
+    ours = type(model[1])
+    model[1].__class__ = type("Over", (ours,), {"__module__": "elsewhere"})
+    with pytest.raises(TrainingError, match=r"cannot get its own class back[\s\S]*Over"):
+        handle.remove()
+    assert (
+        handle.attached and isinstance(model[6], nn.Linear) and type(model[6]) is not nn.Linear
+    )  # nothing was taken off
+    grads(model, batch())
+    model[1].__class__ = ours
+    handle.remove()
+    assert [type(module) for module in model] == classes
+
+
 def test_a_scheme_underneath_and_masks_go_together_with_it() -> None:
     model = network()
     scheme = twofour.training.sr_ste.attach(model, "2:4", eligibility="any")

@@ -394,6 +394,29 @@ def test_what_is_not_served_is_the_modules_own() -> None:
         assert torch.equal(model[3](z), nn.functional.gelu(z))
 
 
+@pytest.mark.parametrize(
+    ("setting", "value", "make"),
+    [("approximate", "tanh", nn.GELU), ("inplace", True, nn.ReLU), ("inplace", True, nn.SiLU)],
+)
+def test_settings_of_an_activation_are_read_at_each_call(
+    every_size: None, setting: str, value: object, make: type[nn.Module]
+) -> None:
+    def run(own: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        act = type("Own", (make,), {})() if own else make()
+        model = nn.Sequential(nn.Linear(16, 72), act, nn.Linear(72, 8))
+        handle = attached(model, product="sparse", mode="magnitude")
+        setattr(act, setting, value)
+        found = [step(model, 2 * torch.ones(3, 16)) for _ in range(2)][1]
+        assert own or setting == "inplace" or handle.plan.layers[0].pruned == "where gelu_tanh made it"
+        handle.remove()
+        assert own or type(act) is make
+        return found
+
+    for found, want in zip(run(False), run(True), strict=True):
+        torch.testing.assert_close(found, want, rtol=0, atol=1e-6 * float(want.abs().max()))
+
+
 def test_copies_pickles_checkpoints_and_autocast() -> None:
     (model, _), _, x = pair("gelu", mode="rescaled", product="sparse")
     want = step(model, x)

@@ -18,11 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from twofour.kernels.epilogue import ACTIVATIONS
-from twofour.layers import CARRIED, put_over
+from twofour.layers import put_over
 from twofour.training.sdgp.pruned_gradient import PrunedGradient
 from twofour.training.sparse_linear import LinearProducts
 
 _TANH = ("NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation", "GELUTanh", "PytorchGELUTanh")
+
+_OWN = "_twofour_own"
+"""Attribute of a class that was put over an activation's: that class."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +34,14 @@ class Carried:
 
     Attributes:
         title: What is attached, in messages.
-        activation: A key of `kernels.epilogue.ACTIVATIONS`.
     """
 
     title: str
-    activation: str
 
 
 def activation_of(module: nn.Module) -> str | None:
-    """Return which of `kernels.epilogue.ACTIVATIONS` a module computes, or None; in place none is served."""
-    kind = type(module)
+    """Return which of `kernels.epilogue.ACTIVATIONS` a module computes as it is set now, or None; in place none is."""
+    kind = getattr(type(module), _OWN, type(module))
     if kind is nn.GELU:
         return "gelu" if module.approximate == "none" else "gelu_tanh"
     if kind in (nn.ReLU, nn.SiLU):
@@ -52,18 +53,19 @@ def activation_of(module: nn.Module) -> str | None:
     return {"GELUActivation": "gelu", "SiLUActivation": "silu"}.get(kind.__name__)
 
 
-def put_through(module: nn.Module, title: str, activation: str) -> None:
+def put_through(module: nn.Module, title: str) -> None:
     """Let an activation make pruned gradients from now on; `layers.take_off` undoes it."""
-    put_over(module, _over(type(module)), Carried(title, activation))
+    put_over(module, _over(type(module)), Carried(title))
 
 
 class _Activation(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         own: Callable[[Tensor], Tensor] = super().forward
         products = None if torch.compiler.is_compiling() else _maker(input)
-        if products is None:
+        activation = activation_of(self) if products is not None else None  # settings may have changed since `attach`
+        if activation is None:
             return own(input)
-        return cast(Tensor, _Through.apply(input, products, self.__dict__[CARRIED].activation, own))
+        return cast(Tensor, _Through.apply(input, products, activation, own))
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:  # the class is made on demand: none to find by its name
         return _blank, (type(self).__bases__[-1],), self.__dict__
@@ -71,7 +73,7 @@ class _Activation(nn.Module):
 
 @cache
 def _over(base: type[nn.Module]) -> type[nn.Module]:
-    return type(f"Sdgp{base.__name__}", (_Activation, base), {"__module__": __name__})
+    return type(f"Sdgp{base.__name__}", (_Activation, base), {"__module__": __name__, _OWN: base})
 
 
 def _blank(base: type[nn.Module]) -> nn.Module:

@@ -26,7 +26,7 @@ from twofour.training.sdgp.pruned_gradient import PrunedGradient
 from twofour.training.sdgp.rule import EPS, Rule
 from twofour.training.sparse_linear import Choice, LayerPlan, LinearProducts, Workspace
 from twofour.training.sparse_linear.chooser import POLICIES, Chooser
-from twofour.training.sparse_linear.handle import ProductsHandle
+from twofour.training.sparse_linear.handle import ProductsHandle, require_on_top
 from twofour.training.sparse_linear.module import put_products
 
 TITLE = "pruned gradients (SDGP)"
@@ -52,10 +52,10 @@ class Handle(ProductsHandle):
         rule: Rule,
         modules: Mapping[str, nn.Module],
         skipped: Mapping[str, str],
-        activations: Sequence[nn.Module],
+        activations: Mapping[str, nn.Module],
     ) -> None:
         super().__init__(model, TITLE, modules, skipped)
-        self.rule, self._activations = rule, tuple(activations)
+        self.rule, self._activations = rule, activations
 
     def state_dict(self) -> dict[str, int]:
         """Return how often each layer has drawn: with the seed it says where the random modes stand."""
@@ -83,12 +83,14 @@ class Handle(ProductsHandle):
         """Give every layer its exact gradient back; returns the model. Nothing is left behind.
 
         Raises:
-            TrainingError: It was removed already, or a layer has been parametrised since.
+            TrainingError: It was removed already, or a layer or an activation got another class since.
         """
+        self._require_attached()
+        activations = {name: module for name, module in self._activations.items() if attached(module) == TITLE}
+        require_on_top(activations)
         self._take_off()
-        for module in self._activations:
-            if attached(module) == TITLE:
-                take_off(module)
+        for module in activations.values():
+            take_off(module)
         return self.model
 
     def finish(self) -> nn.Module:
@@ -163,16 +165,16 @@ def attach(
         plan = LayerPlan(name, _shape(module), 0, "", {"data": later})
         products = LinearProducts(TITLE, {"data": source}, plan, chooser)
         put_products(module, products, over=over)
-    return Handle(model, rule, modules, skipped, _put_through_activations(model) if rule.native else ())
+    return Handle(model, rule, modules, skipped, _put_through_activations(model) if rule.native else {})
 
 
-def _put_through_activations(model: nn.Module) -> list[nn.Module]:
-    """Let the activations of a model make pruned gradients; returns them."""
-    found = {module: activation_of(module) for _, module in model.named_modules() if CARRIED not in module.__dict__}
-    for module, activation in found.items():
-        if activation is not None:
-            put_through(module, TITLE, activation)
-    return [module for module, activation in found.items() if activation is not None]
+def _put_through_activations(model: nn.Module) -> dict[str, nn.Module]:
+    """Let the activations of a model make pruned gradients; returns them by name."""
+    free = {name: module for name, module in model.named_modules() if CARRIED not in module.__dict__}
+    found = {name: module for name, module in free.items() if activation_of(module) is not None}
+    for module in found.values():
+        put_through(module, TITLE)
+    return found
 
 
 def _chosen(model: nn.Module, rule: Rule, globs: Sequence[str]) -> tuple[dict[str, nn.Module], dict[str, str]]:

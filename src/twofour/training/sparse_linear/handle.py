@@ -46,15 +46,7 @@ class ProductsHandle(Attachment):
             TrainingError: It is over already, or something was put over a layer since.
         """
         self._require_attached()
-        for name, module in self._modules.items():
-            if not on_top(module):
-                raise TrainingError(
-                    "a layer cannot get its own class back",
-                    got=f"{type(module).__name__}, put over ours after `attach`",
-                    wanted="the order reversed: what came last goes first",
-                    remedy="remove the parametrisation or finish the scheme, then call remove() again",
-                    layer=name,
-                )
+        require_on_top(self._modules)
         self._removed = self._products()
         self._end()
         for module in self._modules.values():
@@ -63,3 +55,16 @@ class ProductsHandle(Attachment):
     def _require_attached(self) -> None:
         self.attached = self.attached and all(attached(module) == self.title for module in self._modules.values())
         super()._require_attached()
+
+
+def require_on_top(modules: Mapping[str, nn.Module]) -> None:
+    """Refuse to take our class off a module that got another one since, by a parametrisation for instance."""
+    for name, module in modules.items():
+        if not on_top(module):
+            raise TrainingError(
+                "a layer cannot get its own class back",
+                got=f"{type(module).__name__}, put over ours after `attach`",
+                wanted="the order reversed: what came last goes first",
+                remedy="remove the parametrisation or finish the scheme, then call remove() again",
+                layer=name,
+            )
