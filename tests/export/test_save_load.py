@@ -339,6 +339,31 @@ def test_whole_numbers_of_a_file_are_not_rounded_again(tmp_path: Path) -> None:
     torch.testing.assert_close(twofour.load(path, net)(x), x @ coarse.values.float().T, rtol=0.05, atol=1.0)
 
 
+@pytest.mark.parametrize("rule", ["dense", "2:4"])
+@pytest.mark.parametrize("group", [0, 8])
+def test_int8_of_groups_or_zero_points_is_the_weight_that_it_stands_for(tmp_path: Path, rule: str, group: int) -> None:
+    """The format has them and the int8 products have not: such a weight is rounded once more, a scale a row."""
+    torch.manual_seed(0)
+    net, path, x = nn.Sequential(nn.Linear(32, 8, bias=False)), tmp_path / "m.safetensors", torch.randn(4, 32)
+    weight = net[0].weight.detach()
+    weight *= 1 if rule == "dense" else parse(rule).project(weight, absolute=True)
+    held = pack(weight, rule, "int8")
+    assert held.scales is not None
+    twofour.save(twofour.compile(net, dtype="int8", tokens=(4,)), path)
+    contents = read(path)
+    if group:
+        scales = held.scales * torch.tensor([1.0, 0.5, 2.0, 0.1])
+        other = replace(held, header=replace(held.header, group=group), scales=scales)
+    else:
+        other = replace(held, zeros=torch.full_like(held.scales, 5.0))
+    write(path, replace(contents, packed={"0.weight": other}))
+    want = x @ other.unpack().T
+    for options in ({"graph": False}, {"example": x}):
+        got = twofour.load(path, net, **options)(x)
+        assert (got - want).norm() <= 0.02 * want.norm()
+    assert (x @ held.unpack().T - want).norm() > 0.04 * want.norm(), "else nothing was seen"
+
+
 def test_a_sparse_weight_that_runs_dense_keeps_its_whole_numbers(tmp_path: Path) -> None:
     model = twofour.prune(nn.Sequential(nn.Linear(64, 24)), "2:4")
     fast = twofour.compile(model, dtype="int8", tokens=(2,))

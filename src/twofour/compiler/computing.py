@@ -190,7 +190,9 @@ class Computing:
 
     def keeps(self, weight: Packed) -> bool:
         """Tell whether a packed weight is written as this type writes one: its kernels read the numbers as they are."""
-        return weight.header.encoding == self.packed and bool(weight.header.group) == bool(self.packed.groups)
+        if weight.header.encoding != self.packed or bool(weight.header.group) != bool(self.packed.groups):
+            return False
+        return weight.zeros is None or bool(self.packed.groups)
 
     def encode(self, weight: Packed | Tensor, pattern: Pattern) -> tuple[Packed | Tensor, str]:
         """Return the weight (out, in) packed, and "", or as it was with the reason why it cannot be packed.

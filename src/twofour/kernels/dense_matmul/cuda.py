@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from twofour.kernels.base import Prepared
 from twofour.kernels.cuda import HALVES, CudaKernel, held_bias, padded, rounded_up
+from twofour.kernels.dense_matmul.int8 import own_rows
 from twofour.kernels.nm_matmul.cuda import TYPES, Part, joined, opened, rescaled, rounded, rounded_reference, size
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.native import gpu
@@ -75,8 +76,8 @@ class EightBitMatmul(CudaKernel):
 
     def prepare(self, weight: Packed | Tensor) -> Prepared:
         """Return the weight rounded, padded to multiples of 16, with its scales behind it."""
-        if isinstance(weight, Packed) and self.dtype == "int8" and weight.scales is not None:
-            values, scales = replace(weight, scales=None).unpack(), weight.scales
+        if self.dtype == "int8" and (own := own_rows(weight)) is not None:
+            values, scales = own
         else:
             dense = dense_of(weight).cpu()
             values, scales = rounded_reference(dense, self._type)

@@ -30,12 +30,22 @@ LARGEST_SCALE = torch.finfo(torch.float32).max / 255
 
 def whole_rows(weight: Packed | Tensor) -> tuple[Tensor, Tensor]:
     """Return int8 (out, in) and float32 scales (out,): of a packed int8 weight its own, else rounded per row."""
-    if isinstance(weight, Packed) and weight.header.dtype == "int8" and weight.scales is not None:
-        whole, scales = replace(weight, scales=None).unpack(), weight.scales
-    else:
-        dense = dense_of(weight)
-        whole, scales, _ = INT8.quantize(dense.float())
+    if (own := own_rows(weight)) is not None:
+        return own
+    whole, scales, _ = INT8.quantize(dense_of(weight).float())
     return whole.contiguous(), scales.flatten().contiguous()
+
+
+def own_rows(weight: Packed | Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the whole numbers and scales of a packed int8 weight, None where it has not one scale for each row alone.
+
+    A file's scales may be those of groups of inputs, or stand beside zero points: no dense int8 product has these.
+    """
+    if not isinstance(weight, Packed) or weight.header.dtype != INT8.name or weight.scales is None:
+        return None
+    if weight.header.group or weight.zeros is not None:
+        return None
+    return replace(weight, scales=None).unpack().contiguous(), weight.scales.flatten().contiguous()
 
 
 def stored_rows(whole: Tensor, scales: Tensor) -> Packed | Tensor:
