@@ -38,7 +38,7 @@ def save(
     """Write a masked or compiled model to one safetensors file, or into a folder as one or several.
 
     A compiled model's weights that obey a pattern are written in its canonical packed form, whether they run sparse or
-    dense here, and its dense ones as plain tensors, with
+    dense here, and its dense ones as plain tensors, those of int8 as whole numbers with their scales. Beside them stand
     the graph it was captured as and the times that its kernels were chosen by: a machine with other instruction sets
     chooses its own, and a file that it saves carries both machines' times. A masked model's masked weights are packed.
 
