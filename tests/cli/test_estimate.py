@@ -36,6 +36,8 @@ def test_a_training_step(run):
     assert content["dense_ms"] > 0 and len(content["rows"]) == 8  # the first layer's input needs no gradient
     refused(run(*small), "a training step needs an example", "--input")
     refused(run(*small, "--input", "64", "--plot", "out.svg"), "--plot")
+    refused(run(*small[:-1], "--input", "64", "--optimizer", "adamw"), "--optimizer", "an optimiser is of a")
+    refused(run(*small, "--input", "64", "--optimizer", "lion"), "the optimiser 'lion' is unknown")
 
 
 def test_layers_of_low_bits_have_a_column(run):

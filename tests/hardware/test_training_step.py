@@ -282,8 +282,18 @@ def test_refusals_and_a_model_that_is_left_as_it_was():
     assert all(parameter.grad is None for parameter in model.parameters())
     with pytest.raises(HardwareError, match="a training step in int8 is not priced"):
         step(model, X, dtype="int8")
-    with pytest.raises(HardwareError, match="a training step needs an example"):
+    with pytest.raises(HardwareError, match=r"a training step needs an example\n.*tokens=4 alone"):
         twofour.estimate(model, tokens=4, machine="h200", training=True)
+    with pytest.raises(HardwareError, match=r"a training step needs an example\n.*neither example nor tokens"):
+        twofour.estimate(model, machine="h200", training=True)
+    with pytest.raises(HardwareError, match=r"a training step takes no tokens\n.*tokens=4 beside an example"):
+        step(model, X, tokens=4)
+    for optimizer in ("adamw", "nonsense", ""):
+        with pytest.raises(HardwareError, match="an optimiser says nothing of a forward pass"):
+            twofour.estimate(model, X, machine="h200", training=False, optimizer=optimizer)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    with pytest.raises(HardwareError, match="the optimiser '' is unknown"):
+        step(model, X, optimizer="")
+    assert step(model, X, optimizer=None) == step(model, X, optimizer="adamw") == step(model, X)
     with pytest.raises(HardwareError, match="the optimiser 'lion' is unknown"):
         step(model, X, optimizer="lion")
     with pytest.raises(HardwareError, match="training steps with such weights are not priced"):

@@ -18,7 +18,7 @@ from twofour.cli.options import DenseModel, SampleShape, Skip, require_room, sha
 from twofour.hardware import Estimate, Row, StepRow, TrainingEstimate
 from twofour.hardware.estimate import TWO_FOUR
 from twofour.hardware.machine import SPARSE_DTYPES
-from twofour.hardware.passes import OPTIMIZERS
+from twofour.hardware.passes import OPTIMIZER, OPTIMIZERS
 
 REMEDIES = {
     "give tokens=": "--input SHAPE for real numbers, --length for token ids, --data for inputs of any form; without "
@@ -35,7 +35,9 @@ Training = Annotated[bool, typer.Option("--training", help="A training step: thr
 Plot = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Draw roofline and speed-up (.svg, .png, .pdf); matplotlib.")
 ]
-Optimizer = Annotated[str, typer.Option(help=f"Of a training step: {', '.join(OPTIMIZERS)}.")]
+Optimizer = Annotated[
+    str | None, typer.Option(help=f"Of a training step: {', '.join(OPTIMIZERS)}; {OPTIMIZER} if none is named.")
+]
 
 
 def estimate(
@@ -55,14 +57,15 @@ def estimate(
         str, typer.Option(metavar="PATTERN", help="2:4, or blocks of 16 x 16 and more: block:32x32@0.9.")
     ] = TWO_FOUR,
     training: Training = False,
-    optimizer: Optimizer = "adamw",
+    optimizer: Optimizer = None,
     plot: Plot = None,
     json: JsonFile = None,
 ) -> None:
     """Predict per layer and for the whole model the time on a GPU that is not here, dense and sparse. Nothing runs."""
     found = hardware.machine(machine)
     shape = shape_of(given)
-    _require_one(shape, length, data, drawn=plot is not None and training)
+    _require_one(shape, length, data)
+    _require_step(training, optimizer, drawn=plot is not None)
     with progress(f"reading {source}"):
         origin = sources.resolve(source)
         model = origin.model()
@@ -71,9 +74,8 @@ def estimate(
     else:
         example, _ = inputs.traced(model, origin, None, LENGTH, data, what="A model is followed with its input")
     with remedies_of_options(REMEDIES):
-        tokens = batch if example is None else None
-        options: dict[str, Any] = {"dtype": dtype, "tokens": tokens, "skip": skip or (), "pattern": pattern}
-        options |= {"training": training, "optimizer": optimizer}
+        options: dict[str, Any] = {"dtype": dtype, "skip": skip or (), "pattern": pattern}
+        options |= {"tokens": batch if example is None else None, "training": training, "optimizer": optimizer}
         result: Estimate | TrainingEstimate = hardware.estimate(model, example, machine=found, **options)
     show_step(result) if isinstance(result, TrainingEstimate) else show(result)
     if plot is not None:
@@ -81,14 +83,24 @@ def estimate(
     write(json, {"source": source, "batch": batch, **result.to_dict()})
 
 
-def _require_one(shape: tuple[int, ...] | None, length: int | None, data: str | None, *, drawn: bool) -> None:
-    """Refuse more than one form of input, and a drawn training step.
+def _require_step(training: bool, optimizer: str | None, *, drawn: bool) -> None:
+    """Refuse what a training step has not, or it alone has.
 
     Raises:
-        typer.BadParameter: There is more than one, or a training step is to be drawn.
+        typer.BadParameter: A training step is to be drawn, or there is none and an optimiser is named.
     """
-    if drawn:
+    if training and drawn:
         raise typer.BadParameter("a training step is not drawn", param_hint="--plot")
+    if optimizer is not None and not training:
+        raise typer.BadParameter("an optimiser is of a training step: add --training", param_hint="--optimizer")
+
+
+def _require_one(shape: tuple[int, ...] | None, length: int | None, data: str | None) -> None:
+    """Refuse more than one form of input.
+
+    Raises:
+        typer.BadParameter: There is more than one.
+    """
     if shape is not None and length is not None:
         raise typer.BadParameter("a model takes real numbers or token ids, not both", param_hint="--length")
     if data is not None and (shape or length):

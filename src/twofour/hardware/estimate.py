@@ -18,7 +18,7 @@ from twofour.hardware.low_bits import SINGLE_BITS, as_floats, of_low_bits
 from twofour.hardware.machine import Machine
 from twofour.hardware.machines import machine as find
 from twofour.hardware.matmul_shapes import Product, linears, require_products, trace
-from twofour.hardware.passes import depthwise, is_cold, traffic, value_bytes
+from twofour.hardware.passes import OPTIMIZER, depthwise, is_cold, traffic, value_bytes
 from twofour.hardware.reasons import DEPTHWISE, layer_of, reasons_of
 from twofour.hardware.training_estimate import TrainingEstimate
 from twofour.hardware.training_step import estimate_step
@@ -199,7 +199,7 @@ def estimate(
     skip: str | Sequence[str] = ...,
     pattern: str | Pattern = ...,
     training: Literal[False] = ...,
-    optimizer: str = ...,
+    optimizer: None = ...,
 ) -> Estimate: ...
 
 
@@ -214,7 +214,7 @@ def estimate(
     skip: str | Sequence[str] = ...,
     pattern: str | Pattern = ...,
     training: Literal[True],
-    optimizer: str = ...,
+    optimizer: str | None = ...,
 ) -> TrainingEstimate: ...
 
 
@@ -228,7 +228,7 @@ def estimate(
     skip: str | Sequence[str] = (),
     pattern: str | Pattern = TWO_FOUR,
     training: bool = False,
-    optimizer: str = "adamw",
+    optimizer: str | None = None,
 ) -> Estimate | TrainingEstimate:
     """Predict per layer and for the whole model the time on a machine that is not here, dense and sparse.
 
@@ -248,12 +248,12 @@ def estimate(
         pattern: "2:4", which has units of its own, or blocks of at least 16 by 16, "block:32x32@0.9", priced on the
             dense units by the rule of `hardware/blocks.py`, which no measurement was there to fit.
         training: Price one training step on the example instead: `TrainingEstimate`, and what is priced, there.
-        optimizer: Of a training step: "adamw", or "sgd" with momentum.
+        optimizer: Of a training step alone: "adamw", also where None, or "sgd" with momentum.
 
     Raises:
         HardwareError: The machine is unknown or has no unit for the dtype or pattern, the model cannot be followed
-            without values, it has no product, or neither or both of example and tokens are given; of a training step
-            also what `estimate_step` names.
+            without values, it has no product, neither or both of example and tokens are given, or an optimiser without
+            a training step; of a training step also what `estimate_step` names.
         LayerError: The model is none, or a glob of `skip` matches no layer.
     """
     require_module(model)
@@ -261,14 +261,9 @@ def estimate(
     device.peak(dtype)
     rule = _sparse(device, dtype, pattern)
     if training:
-        return estimate_step(model, example, device, dtype, optimizer, skip, rule=rule, tokens=tokens)
-    if (example is None) == (tokens is None) or (tokens is not None and tokens < 1):
-        raise HardwareError(
-            "the size of the input is not known",
-            got=f"an example and tokens={tokens}" if example is not None else f"no example, tokens={tokens}",
-            wanted="an example, or tokens from 1",
-            remedy="estimate(model, example, machine=...) prices whatever the model runs",
-        )
+        steps = OPTIMIZER if optimizer is None else optimizer
+        return estimate_step(model, example, device, dtype, steps, skip, rule=rule, tokens=tokens)
+    _require(example, tokens, optimizer)
     low = {f"{name}.weight".lstrip("."): held for name, held in quantization.of(model).items()}
     model = as_floats(model) if low else model
     traced = trace(model, example) if tokens is None else linears(model, tokens)
@@ -281,6 +276,24 @@ def estimate(
     name = TWO_FOUR if rule is None else rule.name
     left_out = () if tokens is None else _left_out(model, traced.products)
     return Estimate(device, dtype, rows, other * 1e3, cold, tokens is None, name, left_out)
+
+
+def _require(example: Any, tokens: int | None, optimizer: str | None) -> None:
+    """Refuse an optimiser of a forward pass, and sizes that are not known or said twice."""
+    if optimizer is not None:
+        raise HardwareError(
+            "an optimiser says nothing of a forward pass",
+            got=f"optimizer={optimizer!r} without training=True",
+            wanted="an optimiser of a training step, or none",
+            remedy="leave the optimiser out, or ask for a training step",
+        )
+    if (example is None) == (tokens is None) or (tokens is not None and tokens < 1):
+        raise HardwareError(
+            "the size of the input is not known",
+            got=f"an example and tokens={tokens}" if example is not None else f"no example, tokens={tokens}",
+            wanted="an example, or tokens from 1",
+            remedy="estimate(model, example, machine=...) prices whatever the model runs",
+        )
 
 
 def _left_out(model: nn.Module, products: Sequence[Product]) -> tuple[str, ...]:

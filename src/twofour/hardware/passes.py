@@ -13,6 +13,9 @@ OPTIMIZERS: Mapping[str, int] = MappingProxyType({"sgd": 20, "adamw": 28})
 """Bytes of memory for each parameter in a fused step in float32: gradient, parameter and momentum are read, parameter
 and momentum written (SGD with momentum: 3 + 2 values of 4 bytes); Adam has two moments (4 + 3 values)."""
 
+OPTIMIZER = "adamw"
+"""Of a training step where none is named."""
+
 CAST = 6
 """Bytes for each value cast between float32 and 16 bits: autocast does it to each weight, and to its gradient."""
 

@@ -98,9 +98,9 @@ def estimate_step(
     written packed, read twice where it is rescaled.
 
     Raises:
-        HardwareError: There is no example, the pattern is not 2:4, the dtype is none that is trained in, the
-            optimiser is unknown, layers have low bits or something attached to them, the model cannot be followed, it
-            runs no product, or nothing is trained.
+        HardwareError: There is no example, or tokens beside it, the pattern is not 2:4, the dtype is none that is
+            trained in, the optimiser is unknown, layers have low bits or something attached to them, the model cannot
+            be followed, it runs no product, or nothing is trained.
     """
     _require(model, example, dtype, optimizer, rule, tokens)
     traced = traced or trace_step(model, example)
@@ -130,12 +130,19 @@ def _require(model: nn.Module, example: Any, dtype: str, optimizer: str, rule: o
     one_of(f"a training step in {dtype} is not priced", dtype, TRAINED, HardwareError, 'dtype="bfloat16"')
     names = tuple(passes.OPTIMIZERS)
     one_of(f"the optimiser {optimizer!r} is unknown", optimizer, names, HardwareError, 'optimizer="adamw"')
-    if example is None or tokens is not None:
+    if example is None:
         raise HardwareError(
             "a training step needs an example",
-            got=f"tokens={tokens}",
+            got="neither example nor tokens" if tokens is None else f"tokens={tokens} alone",
             wanted="a batch, as a tensor, a tuple or a dict of arguments",
             remedy="estimate(model, example, machine=..., training=True)",
+        )
+    if tokens is not None:
+        raise HardwareError(
+            "a training step takes no tokens",
+            got=f"tokens={tokens} beside an example",
+            wanted="the example alone, whose batch is priced",
+            remedy="leave tokens out",
         )
     if rule is not None:
         raise HardwareError(
