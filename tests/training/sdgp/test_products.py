@@ -329,6 +329,14 @@ def test_fifty_steps_have_the_losses_of_the_layers_own_pass(activation: str, mod
 
 
 def test_other_uses_of_the_output_and_hooks_get_the_layers_own_pass(every_size: None) -> None:
+    def through_data(g: Tensor) -> None:
+        g.data.clamp_(-1e-3, 1e-3)
+
+    def through_numpy(g: Tensor) -> None:
+        g.numpy()[:] *= 2
+
+    unseen = {"data": through_data, "numpy": through_numpy}
+
     def run(ours: bool, wiring: str) -> tuple[list[Tensor], str]:
         (first, second), handles, x = pair("relu", mode="unbiased", product="sparse")
         model, handle = (first, handles[0]) if ours else (second, handles[1])
@@ -341,7 +349,11 @@ def test_other_uses_of_the_output_and_hooks_get_the_layers_own_pass(every_size: 
                 z.register_hook(lambda g: 2 * g)
             if wiring == "in place":
                 z.register_hook(lambda g: g.mul_(2))
+            if wiring in ("data", "numpy"):
+                z.register_hook(unseen[wiring])
             y = act(z)
+            if wiring == "late":
+                z.register_hook(unseen["data"])
             if wiring == "kept":
                 y.retain_grad(), z.retain_grad()
                 seen += [y, z]
@@ -350,14 +362,33 @@ def test_other_uses_of_the_output_and_hooks_get_the_layers_own_pass(every_size: 
                 total = total + z.square().sum()
             if wiring == "twice":
                 total = total + act(z).sum()
+            del z
             total.backward()
         grads = [tensor.grad for tensor in (*seen, *up.parameters(), *down.parameters())]
         return grads, handle.plan.layers[0].pruned  # type: ignore[return-value]
 
-    for wiring in ("kept", "hook", "in place", "sum", "twice"):
+    for wiring in ("kept", "hook", "in place", "data", "numpy", "late", "sum", "twice"):
         (found, where), (want, _) = run(True, wiring), run(False, wiring)
         assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True)), wiring
         assert ("where relu made it" if wiring == "kept" else "a pass of its own") in where, wiring
+
+
+@pytest.mark.parametrize("product", ["sparse", "dense"])
+def test_what_no_layer_takes_is_gone_after_the_pass(every_size: None, product: str) -> None:
+    torch.manual_seed(0)
+    up, act, down = model = nn.Sequential(nn.Linear(16, 72), nn.GELU(), nn.Linear(72, 8))
+    attached(model, product=product)
+    workspace = up.__dict__[CARRIED].sources["data"].workspace
+    for wanted in ("all", "z", "node"):
+        z = up(torch.randn(3, 16, requires_grad=True))
+        y = act(z)
+        if wanted == "all":
+            down(y).sum().backward()
+        elif wanted == "z":
+            torch.autograd.grad(down(y).sum(), z)
+        else:  # a call of the node, outside of any pass
+            y.grad_fn.apply(torch.ones_like(y))  # type: ignore[union-attr]
+        assert workspace.take() is None, wanted
 
 
 def test_another_layer_between_takes_the_buffer(every_size: None) -> None:

@@ -3,8 +3,9 @@
 An activation module gets a class of its own, as layers do. Its call looks at the graph: where the input is what a layer
 with pruned gradients has just returned, the call becomes one of `_Through`, whose backward pass leaves dL/dz in the
 layer's workspace pruned or packed, as its product wants it. The layer takes it where the very tensor arrives that was
-made. Where that is a sum with other gradients, or a hook changed it, the layer prunes what it gets, and draws the same.
-Nothing else of the graph is different: hooks and `retain_grad` see what they saw.
+made. Where that is a sum with other gradients, or a node of the graph changed it, the layer prunes what it gets, and
+draws the same. Where a hook waits for dL/dz nothing is pruned before it has run: a write through `data` or `numpy()`
+leaves no trace. Nothing else of the graph is different: hooks and `retain_grad` see what they saw.
 """
 
 from __future__ import annotations
@@ -91,6 +92,10 @@ def _maker(z: Tensor) -> LinearProducts | None:
     return products if isinstance(source, PrunedGradient) and source.takes_through(z) else None
 
 
+def _nothing(_: Tensor) -> None:
+    """A hook that leaves the gradient as it is."""
+
+
 class _Through(torch.autograd.Function):
     """y = activation(z) as the module computes it, of z that a layer with pruned gradients returned."""
 
@@ -99,6 +104,8 @@ class _Through(torch.autograd.Function):
         y = own(z)
         ctx.save_for_backward(y if activation == "relu" else z)  # what torch's saves: the next layer has y too
         ctx.products, ctx.activation = products, activation
+        z.register_hook(_nothing).remove()  # z has its dictionary of hooks now: it may be gone before the backward pass
+        ctx.hooks = z._backward_hooks
         return y
 
     @staticmethod
@@ -108,5 +115,5 @@ class _Through(torch.autograd.Function):
             dz = torch.autograd.grad(ACTIVATIONS[ctx.activation](at), at, gradients[0], create_graph=True)[0]
         else:
             source = cast(PrunedGradient, ctx.products.sources["data"])
-            dz = source.through(ctx.products, gradients[0], at, ctx.activation)
+            dz = source.through(ctx.products, gradients[0], at, ctx.activation, hooked=bool(ctx.hooks))
         return dz, None, None, None

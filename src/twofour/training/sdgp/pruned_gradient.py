@@ -27,7 +27,7 @@ class _Made:
         gradient: dL/dz, (samples, pixels, channels), which stays alive, so that its address is no other tensor's.
         version: Of it when it was made.
         kernel: The row that its pruned form is packed for, or None: it is dense.
-        pruned: Packed, or of the gradient's shape.
+        pruned: Packed, or of the gradient's shape; None where a hook may write to the gradient past its version.
         activation: What it came through.
     """
 
@@ -35,7 +35,7 @@ class _Made:
     gradient: Tensor
     version: int
     kernel: Kernel | None
-    pruned: Tensor
+    pruned: Tensor | None
     activation: str
 
     def is_of(self, source: PrunedGradient, gradient: Tensor) -> bool:
@@ -120,32 +120,34 @@ class PrunedGradient(Source):
         whole = rows.shape[-1] // self.parts % 4 == 0
         return self.rule.native and whole and rows.is_contiguous() and refuses(rows) is None and rows.numel() > 0
 
-    def through(self, products: LinearProducts, upstream: Tensor, at: Tensor, activation: str) -> Tensor:
+    def through(
+        self, products: LinearProducts, upstream: Tensor, at: Tensor, activation: str, *, hooked: bool = False
+    ) -> Tensor:
         """Return dL/dz of y = activation(z) and leave it pruned, as the layer's data gradient is about to want it.
 
-        Before it is known how that runs, nothing is left, and the layer prunes.
+        Before it is known how that runs, and where a hook waits for dL/dz, nothing is pruned here: the layer does it.
 
         Args:
             products: Of the layer that has returned z.
             upstream: dL/dy.
             at: z, of its shape; of "relu" y.
             activation: A key of `kernels.epilogue.ACTIVATIONS`.
+            hooked: Whether z has hooks: through `data` or `numpy()` they may change dL/dz without a trace.
         """
         given, at = self._rows(upstream), self._rows(at)
         choice = products.settled("data", at)
-        kernel = find(choice.kernel) if choice is not None and choice.sparse else None
+        kernel = find(choice.kernel) if choice is not None and choice.sparse and not hooked else None
         size = packed_bytes(at.shape[:-1].numel(), at.shape[-1], at.dtype) if kernel is not None else 0
         gradient, kept = pruned_through(
             given,
             at,
             activation,
-            self.rule if choice is not None else None,
+            self.rule if choice is not None and not hooked else None,
             generator=self._generator(at.device, count=False),
             out=self.workspace.buffer(size) if kernel is not None else None,
         )
-        if kept is not None:
-            made = _Made(self, gradient, gradient._version, kernel, kept, activation)
-            self.workspace.leave(made)
+        if choice is not None:
+            self.workspace.leave(_Made(self, gradient, gradient._version, kernel, kept, activation))
         pixels = gradient.view(upstream.movedim(1, -1).shape if self.convolution else upstream.shape)
         return pixels.movedim(-1, 1) if self.convolution else pixels
 
@@ -154,6 +156,8 @@ class PrunedGradient(Source):
         made = cast(_Made | None, self.workspace.take())
         if made is None or made.source is not self:
             self.pruned_where = f"{OWN_PASS}: no activation module made it"
+        elif made.pruned is None:
+            self.pruned_where = f"{OWN_PASS}: a hook may change what {made.activation} made"
         elif made.kernel is not kernel or not made.is_of(self, gradient):
             self.pruned_where = f"{OWN_PASS}: {made.activation} made another one: a sum, or changed since"
         else:

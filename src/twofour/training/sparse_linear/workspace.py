@@ -9,6 +9,7 @@ import threading
 
 import torch
 from torch import Tensor
+from torch.autograd import Variable
 
 
 class Workspace:
@@ -26,14 +27,23 @@ class Workspace:
         return buffer
 
     def leave(self, made: object) -> None:
-        """Leave something for the next one on this thread: until it is taken, or the buffer is."""
+        """Leave something for the next one on this thread: until it is taken, the buffer is, or the backward pass ends.
+
+        Outside a backward pass nothing is left. One that fails ends nothing: what it left stays until the next.
+        """
+        if torch._C._current_graph_task_id() == -1:
+            return
         self._threads.made = made
+        Variable._execution_engine.queue_callback(self._forget)
 
     def take(self) -> object | None:
         """Return what was left on this thread, and forget it."""
         made: object | None = getattr(self._threads, "made", None)
-        self._threads.made = None
+        self._forget()
         return made
+
+    def _forget(self) -> None:
+        self._threads.made = None
 
     def __reduce__(self) -> tuple[type[Workspace], tuple[()]]:  # a copy gets buffers of its own
         return Workspace, ()
