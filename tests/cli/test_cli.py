@@ -169,6 +169,15 @@ def test_a_reader_that_leaves_early_costs_neither_the_file_nor_an_error(tmp_path
     assert json.loads(file.read_text())["kernels"]
 
 
+@pytest.mark.skipif(not native.supports("avx512_vnni"), reason="needs avx512_vnni")
+def test_lists_and_plans_name_a_cap_below_the_level(run, monkeypatch):
+    monkeypatch.setenv("TWOFOUR_ISA", "avx512_vnni")
+    assert run("kernels").stdout.endswith(", avx512 with avx512_vnni\n")
+    plan = twofour.compile(nn.Linear(16, 4), dtype="int8", tokens=(1,), graph=False, progress=False).plan
+    assert ", avx512 with avx512_vnni); " in str(plan)
+    assert twofour.advise(nn.Linear(64, 64), tokens=(1,)).isa == "avx512 with avx512_vnni"
+
+
 def test_kernels_says_which_were_never_measured(run, monkeypatch):
     from twofour.kernels.table import Listed
 

@@ -91,6 +91,20 @@ def test_a_set_that_is_no_level_allows_what_it_contains_alone(machine) -> None:
     assert usable() == list(x86[:3]) and native.isa() == "avx512"
 
 
+def test_words_name_the_extensions_where_they_are_not_all(machine) -> None:
+    x86 = ("scalar", "avx2", "avx512", "avx512_vnni", "avx512_vbmi")
+    for has, cap, words in (
+        *((x86, "", "avx512"), (x86, "avx512", "avx512"), (x86, "avx512_vbmi", "avx512")),
+        *((x86, "avx512_vnni", "avx512 with avx512_vnni"), (x86[:4], "", "avx512 with avx512_vnni")),
+        *((x86[:3], "", "avx512 alone"), (x86, "avx2", "avx2"), (x86, "scalar", "scalar")),
+    ):
+        machine(*has, cap=cap)
+        assert native.isa_text() == words, (has, cap)
+    machine(*x86, cap="avx512_vnni")
+    allowed = "this CPU and TWOFOUR_ISA allow avx512 with avx512_vnni"
+    assert native.unavailable("avx512_vbmi") == f"needs avx512_vbmi; {allowed}"
+
+
 def test_a_cpu_with_vnni_alone_runs_its_rows_and_none_of_vbmi(machine) -> None:
     machine("scalar", "avx2", "avx512", "avx512_vnni")
     assert usable() == ["scalar", "avx2", "avx512", "avx512_vnni"] and native.isa() == "avx512"

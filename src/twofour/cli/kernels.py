@@ -30,6 +30,6 @@ def kernels(json: JsonFile = None) -> None:
     machine, threads, backend = measure.machine(), native.threads(), native.threads_backend()
     say(f"kernels run on {threads} thread{'s'[: threads > 1]}: {_BACKENDS[backend]}")
     count = sum(kernel.reason is None for kernel in table)
-    say(f"{count} of {len(table)} kernels can run here: {machine['cpu']}, {native.isa()}")
+    say(f"{count} of {len(table)} kernels can run here: {machine['cpu']}, {native.isa_text()}")
     entries = [{**asdict(kernel), "available": kernel.reason is None} for kernel in table]
     write(json, {"kernels": entries, "threads": {"backend": backend, "count": threads}, "machine": machine})

@@ -88,7 +88,7 @@ class Advice:
         skipped: Weight name and reason of each that would stay dense, with any pattern or with the one that is named.
         tokens: Token counts measured.
         threads: Threads used.
-        isa: Instruction-set level of the kernels.
+        isa: What the kernels may use, as `native.isa_text` says it.
         patterns: Texts of the patterns measured.
     """
 

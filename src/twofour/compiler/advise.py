@@ -91,7 +91,7 @@ def advise(
         raise _nothing(skipped, computing, chosen)
     terms.cache.finish()
     texts = tuple(dict.fromkeys((*(pattern.name for pattern in chosen if layers), *(row.pattern for row in rows))))
-    return Advice(rows, tuple(skipped), tuple(tokens), native.threads(), native.isa(), texts)
+    return Advice(rows, tuple(skipped), tuple(tokens), native.threads(), native.isa_text(), texts)
 
 
 def _parsed(patterns: object) -> tuple[Pattern, ...]:

@@ -78,7 +78,7 @@ def build(
     fast = copy_with(model, replacements)
     layers = _in_order(model, masked_sizes(fast, [*plans.values(), *left]))
     computing = terms.computing
-    here = native.threads(), gpu.name() if computing.device == "cuda" else native.isa()
+    here = native.threads(), gpu.name() if computing.device == "cuda" else native.isa_text()
     plan = Plan(layers, computing.dtype, terms.memory, terms.tokens, *here, rules=terms.rules)
     seen_by = {name: count for name, count in counts.items() if name in weights}
     plan = replace(plan, group=computing.group, symmetric=computing.symmetric, counts=seen_by)

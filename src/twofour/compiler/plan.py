@@ -74,7 +74,7 @@ class Plan:
         memory: "fast" or "small".
         tokens: Token counts that were measured besides the example's.
         threads: Threads the times were measured with.
-        isa: Instruction-set level of the kernels.
+        isa: What the kernels may use, as `native.isa_text` says it; of a GPU its name.
         error: Relative error ||compiled - masked|| / ||masked|| of the worst output on the example; None without one.
         group: Inputs that share a scale in int4.
         symmetric: Whether int4 has no zero points.

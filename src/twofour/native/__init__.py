@@ -54,7 +54,7 @@ class InstructionSet:
 
     Attributes:
         name: As rows of the kernel tables give it.
-        level: What TWOFOUR_ISA calls it: its own name, or of the set that it extends on some CPUs.
+        level: What its rows are ranked by: its own name, or that of the set which it extends on some CPUs.
         parents: Names of the sets it contains.
         measured: Whether the speed of its rows was measured, or only their results checked.
     """
@@ -75,7 +75,7 @@ def instruction_sets() -> dict[str, InstructionSet]:
 
 
 def isa_levels() -> tuple[str, ...]:
-    """Return the levels: instruction sets that others extend on some CPUs or none does, slower ones first."""
+    """Return the levels, slower ones first: the sets that rows are ranked by; every other set extends one of them."""
     return tuple(one.name for one in instruction_sets().values() if one.name == one.level)
 
 
@@ -130,6 +130,20 @@ def isa() -> str:
     return _allowed(os.environ.get("TWOFOUR_ISA", ""))[-1]
 
 
+def isa_text() -> str:
+    """Return `isa` in words, with the extensions kernels may use where these are not all: "avx512 with avx512_vnni".
+
+    Raises:
+        KernelError: TWOFOUR_ISA names no instruction set.
+    """
+    top = isa()
+    extending = [name for name, one in instruction_sets().items() if one.level == top and name != top]
+    usable = [name for name in extending if supports(name)]
+    if len(usable) == len(extending):
+        return top
+    return f"{top} with {', '.join(usable)}" if usable else f"{top} alone"
+
+
 @cache
 def _allowed(cap: str) -> tuple[str, ...]:
     """Return the levels that the CPU has and TWOFOUR_ISA=`cap` allows, slower ones first."""
@@ -150,7 +164,9 @@ def supports(instruction_set: str) -> bool:
 
 def unavailable(instruction_set: str) -> str | None:
     """Return why kernels of this instruction set cannot run here and now, or None when they can."""
-    return None if supports(instruction_set) else f"needs {instruction_set}; this CPU and TWOFOUR_ISA allow {isa()}"
+    if supports(instruction_set):
+        return None
+    return f"needs {instruction_set}; this CPU and TWOFOUR_ISA allow {isa_text()}"
 
 
 @dataclass(frozen=True)
