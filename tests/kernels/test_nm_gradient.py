@@ -193,6 +193,10 @@ def test_derivatives_at_the_ends(isa: str, activation: str) -> None:
     half = 0.0 if activation == "relu" else 0.5
     want = torch.tensor([half, half, 1.0 if activation == "relu" else half, *[1.0] * 4, *[0.0] * 5])
     torch.testing.assert_close(found, want, rtol=0, atol=4e-7 if activation != "silu" else 5e-4)
+    at = z.clone().requires_grad_()  # torch's are NaN where a page and a docstring say so, and nowhere else
+    nans = torch.autograd.grad(ACTIVATIONS[activation](at).sum(), at)[0].isnan()
+    beyond = z.isinf() if activation != "gelu_tanh" else z.abs() >= 1e30
+    assert torch.equal(nans, beyond & (activation != "relu"))
     bad = torch.tensor([float("nan"), float("inf"), 1.0, 1.0]).view(1, 1, 4)
     for upstream, at in ((bad, torch.ones(1, 1, 4)), (torch.ones(1, 1, 4), bad)):
         through = nm_gradient_through(upstream, at, activation, None)[0].flatten()

@@ -77,7 +77,8 @@ def nm_gradient_through(
 
     The second is to the bit what `nm_gradient` or `nm_gradient_packed` makes of the first. Derivatives are off by at
     most 3e-7 (torch's tanh form of GELU: 9e-7), that of relu by nothing; they are not torch's bits, and those of two
-    instruction sets may differ.
+    instruction sets may differ. At infinite z they are the limits, 1 and 0, where torch's are NaN but for relu; that of
+    its tanh form of GELU is NaN at large finite z too, 1e30 for one.
 
     Args:
         upstream: dL/dy, float32 or bfloat16 (samples, tokens, channels) on the CPU, channels a multiple of 4.
