@@ -287,6 +287,7 @@ def test_conv_writes_records(tmp_path: Path):
     assert refused.returncode == 2 and "convolutions are float32 so far" in refused.stderr
 
 
+@pytest.mark.long
 def test_recurrent_writes_records_and_a_table(tmp_path: Path):
     out = tmp_path / "r.json"
     sizes = ("--layers", "gru", "--hidden", "16", "--steps", "2", "--seconds", "0.02")
@@ -558,6 +559,7 @@ def test_training_times_whole_steps_and_their_parts(
     assert drawn.name == "training-here.svg" and "weight gradient" in drawn.read_text()
 
 
+@pytest.mark.long
 def test_permutation_writes_efficacy_beside_times(tmp_path: Path):
     out = tmp_path / "r.json"
     done = suite("permutation", "--sizes", "128x64,16x32", "--seconds", "0.02", "--json", str(out))

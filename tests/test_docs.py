@@ -16,7 +16,7 @@ from twofour.kernels.table import listing
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += sorted((ROOT / "src").rglob("README.md"))
-LONG = {"08_torchrun", "12_sentence_transformers"}
+LONG = {"07_lightning", "08_torchrun", "12_sentence_transformers"}
 EXAMPLES = [
     pytest.param(example, marks=[pytest.mark.long] * (example.stem in LONG), id=example.stem)
     for example in sorted((ROOT / "examples").glob("*.py"))

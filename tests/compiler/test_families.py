@@ -124,7 +124,13 @@ FAMILIES = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+LONG = {"qwen"}
+"""Families that `make test-long` runs: another one has the same layers."""
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(n, marks=[pytest.mark.long] * (n in LONG), id=n) for n in FAMILIES]
+)
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -25,7 +25,14 @@ def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[s
 
 # Our own pool does not read OMP_THREAD_LIMIT.
 @pytest.mark.parametrize(
-    ("source", "granted"), [("openmp", ""), ("openmp", "2"), ("torch", ""), ("torch", "2"), ("own", "")]
+    ("source", "granted"),
+    [
+        ("openmp", ""),
+        ("openmp", "2"),
+        pytest.param("torch", "", marks=pytest.mark.long),
+        ("torch", "2"),
+        ("own", ""),
+    ],
 )
 def test_every_row_answers_the_same_from_many_threads_at_once(source: str, granted: str) -> None:
     """Also where fewer threads are granted than asked for."""
