@@ -7,6 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from twofour.registration import once_imported
+
 if TYPE_CHECKING:
     from twofour import (
         allocation,
@@ -113,3 +115,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
+
+
+# transformers has no entry point for quantizers: ours is registered when its registry is imported, here or later.
+once_imported("transformers.quantizers.auto", "twofour.integrations")

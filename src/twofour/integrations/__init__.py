@@ -1,7 +1,8 @@
 """Hugging Face's `from_pretrained` with one more argument: `quantization_config=TwoFourConfig()` (docs/huggingface.md).
 
-Importing this module imports transformers and registers our config and quantizer under "twofour" there: transformers
-has no entry point that would find them by itself, and `import twofour` stays free of it.
+Importing this module imports transformers and registers our config and quantizer under "twofour" there. transformers
+has no entry point that would find them by itself, so `import twofour` has this module imported as soon as
+transformers' registry of quantizers is (`twofour.registration`), and stays free of both.
 """
 
 from importlib.util import find_spec
