@@ -157,7 +157,7 @@ check: $(VENV)/check.stamp $(VENV)/test.stamp $(VENV)/package.stamp
 	$(BIN)/pyright
 	$(BIN)/python tests/sizes.py
 
-bench: $(if $(filter linear grid models fusion algebra serving embeddings,$(OP)),$(VENV)/peers.stamp) $(if $(filter models serving embeddings,$(OP)),$(VENV)/weights.stamp) $(if $(filter embeddings,$(OP)),$(VENV)/demo.stamp) $(VENV)/package.stamp
+bench: $(if $(filter linear grid models fusion algebra serving embeddings provider,$(OP)),$(VENV)/peers.stamp) $(if $(filter models serving embeddings provider,$(OP)),$(VENV)/weights.stamp) $(if $(filter embeddings,$(OP)),$(VENV)/demo.stamp) $(VENV)/package.stamp
 	$(BIN)/python benchmarks/run.py $(OP) $(ARGS)
 
 # The records in git, most wanted first, about 50 minutes on two quiet cores; run again, it goes on where it stopped.
@@ -178,6 +178,7 @@ records: $(VENV)/peers.stamp $(VENV)/weights.stamp $(VENV)/demo.stamp $(VENV)/pa
 	$(RECORD) models --record --resume --only minilm,bert-base --batch 8 --threads 2 --without torch.compile
 	$(RECORD) embeddings --record --resume
 	$(RECORD) ragged --record --resume --threads 1
+	$(RECORD) provider --record --resume
 
 # Both end with exit code 0 and a line that says so where there is no GPU. Each stays under eight minutes.
 ON_GPU = $(if $(GPU_PYTHON),$(GPU_PYTHON),$(BIN)/python)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -179,4 +181,22 @@ def ragged(
     measured(cells, ragged_case.Bench(seconds, without or ()), place(json, "ragged", record), resume, ragged_case.show)
 
 
-COMMANDS = (fusion, blocks, algebra, executor, layers, peak, generate, callers, ragged)
+def provider(
+    exporter: Annotated[str, typer.Option(help="Who wrote the file: torch, twofour.")] = "torch,twofour",
+    threads: ThreadsOption = "1",
+    seconds: SecondsOption = 8.0,
+    resume: ResumeOption = False,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """MiniLM's ONNX files in ONNX Runtime, with and without libtwofour as a provider, in Python and from C."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from cases import provider as provider_case
+
+    cells = provider_case.cells(exporter.split(","), numbers(threads))
+    path = place(json, "provider", record)
+    with tempfile.TemporaryDirectory(prefix="twofour-provider-") as folder:
+        measured(cells, provider_case.Bench(seconds, Path(folder)), path, resume, provider_case.show)
+
+
+COMMANDS = (fusion, blocks, algebra, executor, layers, peak, generate, callers, ragged, provider)

@@ -1,10 +1,10 @@
-"""Records of `embeddings`, `generate`, `ragged` and `shrunk` as Markdown for docs/benchmarks.md: models in use."""
+"""Records of models in use as Markdown for docs/benchmarks.md."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cases import embeddings, generate, shrunk
+from cases import embeddings, generate, provider, shrunk
 from fusion_tables import markdown
 from twofour.measure import Record
 
@@ -47,6 +47,11 @@ def of_ragged(records: Sequence[Record]) -> str:
     return markdown(lines)
 
 
+def of_provider(records: Sequence[Record]) -> str:
+    """Return milliseconds with and without the provider, and the ratio in Python and from C."""
+    return markdown([[*provider.HEADS], *(provider.line(record) for record in records)])
+
+
 TABLES: dict[str, tuple[str, Callable[[Sequence[Record]], str]]] = {
     "embeddings": (
         "`SentenceTransformer.encode` of MiniLM, 512 texts, batches of 32; in brackets how many times torch's rate. "
@@ -56,6 +61,11 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Record]], str]]] = {
     "generate": (
         "`generate()`, 32 tokens behind a prompt of 16; in brackets how many times the rate of the best dense engine.",
         of_generate,
+    ),
+    "provider": (
+        "MiniLM's 2:4 ONNX files in ONNX Runtime, its CPU provider alone and with libtwofour's before it, one thread; "
+        "MB that making each session left in memory.",
+        of_provider,
     ),
     "ragged": (
         "MiniLM, 8 sequences padded to 128 tokens, float32, one thread; in brackets over the fastest runtime's time.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -201,3 +202,28 @@ def test_ragged_times_packed_and_padded_batches(monkeypatch, capsys: pytest.Capt
     assert "41%" in capsys.readouterr().out
     with pytest.raises(DataError, match="there are no such lengths"):
         ragged.cells(["nothing"], ["float32"], [8], [1])
+
+
+@pytest.mark.long
+def test_provider_times_onnx_runtime_with_and_without_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs the extra [text]")
+    pytest.importorskip("onnxruntime", reason="needs the extra [onnx]")
+    from cases import provider
+    from models import Subject
+    from models.encoder import LastHidden
+
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 4, "hidden_size": 64, "intermediate_size": 128}
+    config = transformers.BertConfig(**sizes, vocab_size=20_000)
+    encoder = LastHidden(transformers.BertModel(config, add_pooling_layer=False)).eval().requires_grad_(False)
+    inputs = torch.randint(0, 100, (1, 128)), torch.ones(1, 128, dtype=torch.long)
+    bench = provider.Bench(0.02, tmp_path)
+    bench.subject = lambda batch: Subject("tiny", "random weights", encoder, inputs, batch, 128)
+    records = [bench(cell) for cell in provider.cells(["torch"], [1])]
+    for record in records:
+        assert set(record.timings) >= {provider.CPU, provider.OURS}
+        assert float(str(record.meta["error"])) < 1e-5
+        assert bool(record.meta["by_c"]) == (record.meta["batch"] == 1 and shutil.which("cc") is not None)
+    provider.show(records, Console(width=200))
+    assert "torch; 8 x 128" in capsys.readouterr().out
+    with pytest.raises(DataError, match="there is no such exporter"):
+        provider.cells(["nobody"], [1])
