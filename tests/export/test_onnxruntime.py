@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -296,3 +298,39 @@ def test_registering_again_and_impossible_threads(
         monkeypatch.setattr(ort, "__version__", version)
         with pytest.raises(ExportError, match="takes no provider from outside"):
             provider.register()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+@pytest.mark.skipif("LD_PRELOAD" in os.environ, reason="a sanitizer keeps freed memory")
+def test_dense_weights_are_released(tmp_path: Path) -> None:
+    """A session leaves the packed weight in memory (values, a quarter of a byte of indices each), not the dense one."""
+    inputs, outputs = 4096, 4096
+    constant = {"w": sparse(inputs, outputs)}
+    (tmp_path / "model.onnx").write_bytes(graph([node("MatMul", "x w", "y")], {"x": [1, inputs]}, ["y"], constant))
+    code = """
+import ctypes, sys
+import onnxruntime
+from twofour.export.onnxruntime import add_provider
+
+def resident():
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+small, large = sys.argv[1:]
+def made(path):
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(path, add_provider(options))
+
+first = made(small)  # what the runtime and the library take once
+before = resident()
+second = made(large)
+print(resident() - before)
+"""
+    (tmp_path / "small.onnx").write_bytes(product(inputs=64, outputs=64))
+    command = [sys.executable, "-c", code, tmp_path / "small.onnx", tmp_path / "model.onnx"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    dense = inputs * outputs * 4
+    print(f"{int(done.stdout) / 1e6:.1f} MB are left of {dense / 1e6:.1f} dense")
+    assert int(done.stdout) < dense
