@@ -92,3 +92,16 @@ if sys.platform == "linux":
 assert not extension.use_threads("openmp", "") and not extension.use_threads("nothing", "")
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_command_imports_its_own_module_alone() -> None:
+    code = """
+import sys
+from typer.testing import CliRunner
+from twofour.cli import app
+assert CliRunner().invoke(app, ["--version"]).exit_code == 0
+assert CliRunner().invoke(app, ["kernels", "--help"]).exit_code == 0
+others = [name for name in ("compiler", "hardware", "training", "optimizing") if f"twofour.{name}" in sys.modules]
+assert not others, others
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -158,15 +158,25 @@ def test_kernels_lists_every_row(run, monkeypatch):
     assert content["nm_mask_any_f32__scalar"]["available"] is True
 
 
-def test_a_reader_that_leaves_early_costs_neither_the_file_nor_an_error(tmp_path):
-    file = tmp_path / "k.json"
-    command = [sys.executable, "-u", "-m", "twofour", "kernels", "--json", str(file)]
+def left_early(*words: str) -> tuple[int, str]:
+    """Run a command whose reader is gone before anything is printed: its exit code, and what it said of it."""
+    command = [sys.executable, "-u", "-m", "twofour", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stdout and running.stderr
-        running.stdout.close()  # before anything is printed: every write meets a closed pipe
+        running.stdout.close()  # every write meets a closed pipe
         said = running.stderr.read()
-    assert running.returncode == 0 and "Error" not in said
+    return running.returncode, said
+
+
+def test_a_reader_that_leaves_early_costs_neither_the_file_nor_an_error(tmp_path):
+    file = tmp_path / "k.json"
+    code, said = left_early("kernels", "--json", str(file))
+    assert code == 0 and "Error" not in said
     assert json.loads(file.read_text())["kernels"]
+
+
+def test_a_reader_that_leaves_the_help_early_is_no_error():
+    assert "Error" not in left_early("kernels", "--help")[1]
 
 
 @pytest.mark.skipif(not native.supports("avx512_vnni"), reason="needs avx512_vnni")

@@ -7,27 +7,13 @@ import logging
 import os
 import sys
 import traceback
+from collections.abc import Iterator, MutableMapping
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from twofour.cli import (
-    advise,
-    bench,
-    check,
-    demo,
-    estimate,
-    explain,
-    export,
-    importing,
-    kernels,
-    optimize,
-    prune,
-    report,
-    shrink,
-    simulate,
-)
 from twofour.cli.console import ToStderr, print_error
 from twofour.errors import SourceError, TwofourError, explained
 
@@ -40,8 +26,61 @@ _USAGE: tuple[type[Exception], ...] = tuple(
 """What a wrong option raises: typer's own class since it has no click any more, click's before."""
 
 
+COMMANDS = {
+    "demo": "demo:demo",
+    "optimize": "optimize:optimize",
+    "shrink": "shrink:shrink",
+    "prune": "prune:prune",
+    "check": "check:check",
+    "import": "importing:convert",
+    "export": "export:export",
+    "advise": "advise:advise",
+    "bench": "bench:bench",
+    "report": "report:report",
+    "explain": "explain:explain",
+    "estimate": "estimate:estimate",
+    "simulate": "simulate:simulate",
+    "kernels": "kernels:kernels",
+}
+"""Command -> module of this package and its function, in the order of the help."""
+
+
+class _Imported(MutableMapping[str, Any]):
+    """Commands by their names, each imported when it is first asked for: most need neither compiler nor simulators."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.made:
+            module, _, function = COMMANDS[name].partition(":")
+            alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+            alone.command(name)(getattr(import_module(f"twofour.cli.{module}"), function))
+            self.made[name] = typer.main.get_command(alone)
+        return self.made[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self.made[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self.made[name]
+
+    def __contains__(self, name: object) -> bool:  # without importing it
+        return name in COMMANDS
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
 class _Group(TyperGroup):
     """Prints an error in its own form and exits with 2; 1 stays the verdict that something is not sparse."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = _Imported()
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -58,6 +97,8 @@ class _Group(TyperGroup):
             print_error(SourceError("the command cannot go on", got=explained(error), wanted="files and memory enough"))
             raise typer.Exit(UNREADABLE) from error
         except SystemExit as error:  # of a model's own code: its number would pass for a verdict
+            if isinstance(error.__context__, BrokenPipeError):  # of rich, as above
+                raise typer.Exit(UNREADABLE) from error
             print_error(SourceError("code that the command runs asked to exit", got=f"SystemExit({error.code!r})"))
             raise typer.Exit(UNREADABLE) from error
         except Exception as error:  # 1 is a verdict: that something is not sparse
@@ -93,22 +134,6 @@ def _root(
     ] = False,
 ) -> None:
     pass
-
-
-app.command("demo")(demo.demo)
-app.command("optimize")(optimize.optimize)
-app.command("shrink")(shrink.shrink)
-app.command("prune")(prune.prune)
-app.command("check")(check.check)
-app.command("import")(importing.convert)
-app.command("export")(export.export)
-app.command("advise")(advise.advise)
-app.command("bench")(bench.bench)
-app.command("report")(report.report)
-app.command("explain")(explain.explain)
-app.command("estimate")(estimate.estimate)
-app.command("simulate")(simulate.simulate)
-app.command("kernels")(kernels.kernels)
 
 
 def main() -> None:
