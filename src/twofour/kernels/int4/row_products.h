@@ -52,9 +52,9 @@ void quantize_to_rows(const Matmul& a, const Piece<V>& plan, int64_t first, int6
     V::store_x((typename V::ints)((q + (Unsigned ? 1 << 15 : 128)) >> 8), to, k, tokens * 2 * kStep);
     V::store_x((typename V::ints)q, to + kStep, k, tokens * 2 * kStep);
     if (!Unsigned && (k + V::width) % plan.group_inputs == 0) {
-      int32_t sum = 0;
-      for (int i = 0; i < V::width; i++) sum += total[i];
-      *totals = static_cast<float>(sum);
+      uint32_t sum = 0;  // wraps in a token with a NaN, whose values round to the least int32: its scale is NaN
+      for (int i = 0; i < V::width; i++) sum += static_cast<uint32_t>(total[i]);
+      *totals = static_cast<float>(static_cast<int32_t>(sum));
       totals += kRowTokens<V>;
       total = typename V::I{};
     }
