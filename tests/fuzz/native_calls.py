@@ -24,6 +24,7 @@ from twofour.kernels.dense_conv import direct_rows, winograd_rows
 from twofour.kernels.dense_matmul import native_dense_rows
 from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.nm_conv.cpu import native_conv_rows
+from twofour.kernels.nm_conv_gradient import DataGradient, conv_gradient_rows
 from twofour.kernels.nm_gradient import MODES, nm_gradient, nm_gradient_packed
 from twofour.kernels.nm_matmul import native_rows
 from twofour.kernels.nm_matmul.hybrid import hybrid_rows
@@ -203,6 +204,15 @@ def _training() -> None:
             nm_gradient(gradient, mode, eps=1e-6, seed=1)
         nm_gradient_packed(gradient, MODES[0])
         nm_unbiased(gradient[0], 3, dtype)
+    problem = DataGradient.at(Geometry(5, 16, (3, 2), before=(1, 0), after=(1, 0)), (2, 2, 3))
+    for row in conv_gradient_rows():
+        if row.unavailable() is None:
+            row.run(
+                torch.randn(16, 5, 3, 2),
+                Prepared(row, nm_gradient_packed(torch.randn(2, 4, 16), MODES[0])),
+                None,
+                problem,
+            )
 
 
 def operations() -> dict[str, Callable[..., Any]]:

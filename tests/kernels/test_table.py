@@ -27,8 +27,10 @@ from twofour.kernels.bits_matmul.conv import BitsConvProblem, bits_conv_referenc
 from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry
 from twofour.kernels.fused_block import Expression, program
 from twofour.kernels.nm_compress import nm_compress_reference
+from twofour.kernels.nm_conv_gradient import nm_conv_gradient_reference
 from twofour.kernels.nm_gradient import MODES, nm_gradient_reference
 from twofour.kernels.nm_matmul import DYNAMIC, Quantization, from_layout, nm_matmul_int8_reference
+from twofour.kernels.nm_matmul.layout import to_layout
 from twofour.kernels.nm_sddmm import nm_sddmm_reference
 from twofour.kernels.nm_unbiased import nm_unbiased_reference
 from twofour.kernels.norm import reference as norm_reference
@@ -226,6 +228,32 @@ def nm_gradient(row: NativeRow, count: int) -> None:
                 rtol = 2**-7 if given.dtype is torch.bfloat16 else 1e-5
                 rtol = rtol if MODES[mode] == "rescaled" else 0
                 torch.testing.assert_close(found, want, rtol=rtol, atol=0)
+
+
+def nm_conv_gradient(row: NativeRow, count: int) -> None:
+    """Among them one pixel, windows past the image and pixels under no window."""
+    cases = (
+        ((1, 4, 1, 1, 1), (1, 1), (1, 1), (0, 0), (1, 1)),
+        ((2, 68, 7, 5, 37), (3, 3), (1, 1), (1, 1), (1, 1)),
+        ((1, 64, 9, 4, 128), (3, 2), (2, 3), (4, 0), (2, 1)),
+        ((13, 12, 8, 8, 150), (5, 1), (3, 2), (7, 1), (1, 2)),
+    )
+    for (images, out, high, wide, inputs), *axes in cases:
+        geometry = Geometry(inputs, out, *axes[:2], axes[2], axes[2], axes[3])
+        size = geometry.output(high, wide)
+        dense = nm_gradient_reference(random(images, size[0] * size[1], out), "magnitude")
+        packed = to_layout(pack(dense.flatten(0, 1), "2:4"), "panels")
+        gradient = dense.view(images, *size, out).movedim(-1, 1)
+        weight = random(out, inputs, *axes[0], seed=1)
+        for given in (weight, weight.contiguous(memory_format=torch.channels_last)):
+            dx = Guarded((images, high, wide, inputs), torch.float32)
+            sides = zip(*axes, strict=True)
+            answer = dx.view.movedim(-1, 1)
+            assert EXT.nm_conv_gradient(row.index, packed, amid_nan(given), answer, *sides, size, count)
+            want = nm_conv_gradient_reference(gradient.double(), weight.double(), geometry, (high, wide))
+            bound = nm_conv_gradient_reference(gradient.double().abs(), weight.double().abs(), geometry, (high, wide))
+            error = (dx.checked().movedim(-1, 1) - want).abs()
+            assert (error <= bound * (out * EPSILON)).all()
 
 
 def nm_sddmm(row: NativeRow, count: int) -> None:
@@ -555,7 +583,7 @@ def convolution(row: ConvKernel) -> None:
 
 DRIVERS: dict[str, Callable] = {
     **{drive.__name__: drive for drive in (nm_mask, nm_tiles, nm_nonzero, nm_ties, nm_stripes, nm_compress)},
-    **{drive.__name__: drive for drive in (nm_unbiased, nm_gradient, nm_sddmm)},
+    **{drive.__name__: drive for drive in (nm_unbiased, nm_gradient, nm_conv_gradient, nm_sddmm)},
     **{drive.__name__: drive for drive in (norm, fused_block, squeeze_excite, attention)},
     "recurrent": recurrent,
     **{

@@ -357,6 +357,10 @@ def training(scale: int) -> Iterator[Call]:
         through = [row.index, 2, gradient, gradient + 1, torch.empty(2 * scale, 4, 64), 1, 0.0, 0]
         yield row.isa, EXT.nm_gradient_through, [*through, torch.empty(2 * scale, 4, 64), False, 1]
         yield row.isa, EXT.nm_gradient_through, [*through, panels.clone(), True, 1]
+    for row in native.rows("nm_conv_gradient"):
+        panels = header("float32", "panels", rows, 64, EXT.layout_bytes("panels", rows, 64, 0, False))
+        weight, dx = torch.randn(64, 8, 3, 1), torch.empty(2 * scale, 2, 2, 8).movedim(-1, 1)
+        yield row.isa, EXT.nm_conv_gradient, [row.index, panels, weight, dx, (3, 1, 1, 1), (1, 1, 0, 1), (2, 2), 1]
     for row in native.rows("nm_unbiased"):
         panels = header("float32", "panels", 64, rows, EXT.layout_bytes("panels", 64, rows, 0, False))
         yield row.isa, EXT.nm_unbiased, [row.index, gradient.view(rows, 64), 0, panels, 1]

@@ -20,6 +20,7 @@ from twofour.kernels.dense_matmul.cuda import CUDA_DENSE
 from twofour.kernels.dense_matmul.cuda_int4 import TINY_INT4
 from twofour.kernels.depthwise_conv import depthwise_rows
 from twofour.kernels.nm_conv import CONV_REFERENCE, native_conv_rows, pointwise_rows
+from twofour.kernels.nm_conv_gradient import conv_gradient_rows
 from twofour.kernels.nm_matmul import REFERENCE, native_rows
 from twofour.kernels.nm_matmul.cuda import CUSPARSELT, CUTLASS, FEW_TOKENS
 from twofour.kernels.nm_matmul.hybrid import hybrid_rows
@@ -119,7 +120,7 @@ def listing() -> tuple[Listed, ...]:
 
 @cache
 def _by_name() -> dict[str, Row]:
-    return {row.name: row for row in (*rows(), *convolutions(), *bits_conv_rows())}
+    return {row.name: row for row in (*rows(), *convolutions(), *bits_conv_rows(), *conv_gradient_rows())}
 
 
 def find(name: str, kind: type[R] = Kernel) -> R:

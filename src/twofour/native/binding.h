@@ -84,6 +84,7 @@ void bind_nm_compress(nb::module_& m);
 void bind_nm_unbiased(nb::module_& m);
 void bind_nm_sddmm(nb::module_& m);
 void bind_nm_gradient(nb::module_& m);
+void bind_nm_conv_gradient(nb::module_& m);
 void bind_nm_matmul(nb::module_& m);
 void bind_hybrid_matmul(nb::module_& m);
 void bind_block_matmul(nb::module_& m);

@@ -48,6 +48,7 @@ NB_MODULE(_ext, m) {
   bind_nm_unbiased(m);
   bind_nm_sddmm(m);
   bind_nm_gradient(m);
+  bind_nm_conv_gradient(m);
   bind_nm_matmul(m);
   bind_hybrid_matmul(m);
   bind_block_matmul(m);

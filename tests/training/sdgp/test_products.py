@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -25,7 +25,10 @@ LAYERS = {
     "linear, samples": (lambda: nn.Linear(20, 68, bias=False), (2, 3, 7, 20)),
     "1 x 1": (lambda: nn.Conv2d(6, 16, 1), (2, 6, 7, 5)),
     "3 x 3": (lambda: nn.Conv2d(6, 16, 3, padding=1), (2, 6, 7, 5)),
+    "3 x 2, strided, dilated": (lambda: nn.Conv2d(6, 16, (3, 2), (2, 1), (1, 2), (1, 2)), (2, 6, 7, 5)),
+    "5 x 1": (lambda: nn.Conv1d(6, 16, 5, 3, 4), (2, 6, 11)),
 }
+"""Convolutions all have 16 outputs."""
 
 
 @pytest.fixture
@@ -43,7 +46,7 @@ def case(name: str) -> tuple[nn.Module, Tensor, Tensor]:
     torch.manual_seed(0)
     layer, x = make(), torch.randn(shape)
     dz = torch.randn(layer(x).shape)
-    if x.ndim == 4 and not isinstance(layer, nn.Linear):
+    if isinstance(layer, nn.Conv2d):
         x, dz = (t.contiguous(memory_format=torch.channels_last) for t in (x, dz))
     return layer, x, dz
 
@@ -54,7 +57,8 @@ def against_float64(layer: nn.Module, x: Tensor, dz: Tensor, left: Tensor) -> No
     dense.__class__ = type(layer).__bases__[-1]
     dense = dense.double()
     dx, *others = gradients(layer, x, dz)
-    assert dx.stride() == x.stride()
+    last = x.ndim == 4 and not x.is_contiguous()
+    assert dx.is_contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
     torch.testing.assert_close(dx, gradients(dense, x.double(), left.double())[0].float(), rtol=1e-4, atol=1e-5)
     for got, want in zip(others, gradients(dense, x.double(), dz.double())[1:], strict=True):
         torch.testing.assert_close(got, want.float(), rtol=1e-4, atol=1e-4)
@@ -68,13 +72,14 @@ def test_gradients_against_float64_with_the_same_mask(every_size: None, name: st
     handle = attached(layer, mode=mode, product=product, seed=3)
     against_float64(layer, x, dz, chosen(layer, dz))
     (plan,) = handle.plan.layers
-    assert plan.choices["data"].sparse == (product == "sparse" and name != "3 x 3") or product == "auto"
-    assert plan.tokens == dz.numel() // (16 if "x" in name else dz.shape[-1])
+    assert plan.choices["data"].sparse == (product == "sparse") or product == "auto"
+    assert plan.tokens == dz.numel() // (16 if " x " in name else dz.shape[-1])
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_instruction_set_multiplies_the_same_choice(isa: str, mode: str) -> None:
-    layer, x, dz = case("linear, samples")
+@pytest.mark.parametrize("name", ["linear, samples", "3 x 2, strided, dilated"])
+def test_every_instruction_set_multiplies_the_same_choice(isa: str, name: str, mode: str) -> None:
+    layer, x, dz = case(name)
     attached(layer, mode=mode, product="sparse", seed=3)
     against_float64(layer, x, dz, chosen(layer, dz))
 
@@ -97,6 +102,40 @@ def test_odd_sizes(inputs: int, outputs: int, samples: int, tokens: int, kernel:
     handle = attached(layer, mode=mode, product="sparse")
     against_float64(layer, x, dz, chosen(layer, dz))
     assert handle.plan.layers[0].choices["data"].sparse == (outputs % 4 == 0) or kernel
+
+
+@given(
+    channels=st.tuples(st.integers(4, 36), st.integers(1, 18).map(lambda n: 4 * n)),
+    size=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    taps=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    padding=st.tuples(st.integers(0, 4), st.integers(0, 4)),
+    dilation=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    samples=st.integers(1, 3),
+    forms=st.tuples(st.booleans(), st.booleans(), st.sampled_from(("last", "contiguous", "sliced"))),
+)
+@settings(max_examples=30, deadline=None)
+def test_geometries_of_convolutions(channels, size, taps, stride, padding, dilation, samples: int, forms) -> None:
+    reach = [d * (k - 1) for d, k in zip(dilation, taps, strict=True)]
+    assume(all(n + 2 * p > r for n, p, r in zip(size, padding, reach, strict=True)))
+    assume(
+        all(p <= r for p, r in zip(padding, reach, strict=True))
+    )  # else torch's own forward pass may end the process
+    layer = nn.Conv2d(*channels, taps, stride, padding, dilation)
+    x = torch.randn(samples, channels[0], *size)
+    dz = torch.randn_like(layer(x))
+    last_x, last_weight, form = forms
+    if last_x:
+        x = x.contiguous(memory_format=torch.channels_last)
+    if last_weight:
+        layer = layer.to(memory_format=torch.channels_last)
+    if form == "last":
+        dz = dz.contiguous(memory_format=torch.channels_last)
+    elif form == "sliced":
+        dz = dz.repeat_interleave(2, dim=3)[:, :, :, ::2]
+    handle = attached(layer, mode="magnitude", product="sparse")
+    against_float64(layer, x, dz, chosen(layer, dz))
+    assert handle.plan.layers[0].choices["data"].sparse
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -171,13 +210,9 @@ def test_the_plan_says_what_runs_and_why(every_size: None) -> None:
 @pytest.mark.parametrize(
     ("make", "options", "reason"),
     [
-        (lambda: nn.Conv2d(8, 8, 3), {}, "3 x 3 taps: its data gradient is no matrix product"),
-        (
-            lambda: nn.Conv2d(8, 8, 1, stride=2),
-            {},
-            "strided, padded or grouped: its data gradient is no matrix product",
-        ),
-        (lambda: nn.Conv2d(8, 8, 1), {}, "its gradient is not channels-last"),
+        (lambda: nn.Conv2d(8, 8, 3, groups=2), {}, "2 groups of channels: the kernels take one"),
+        (lambda: nn.Conv2d(8, 10, 3), {}, "10 output channels: a multiple of 4 is wanted"),
+        (lambda: nn.Conv2d(8, 8, 3).bfloat16(), {}, "no 2:4 kernel for a convolution in bfloat16 on cpu"),
         (lambda: nn.Conv2d(8, 8, 1), {"pattern": "1:4"}, "1:4: kernels read 2:4"),
         (lambda: nn.Conv2d(8, 8, 1), {"product": "dense"}, "asked for"),
         (lambda: nn.Conv2d(8, 8, 1).double(), {}, "float64: float32 or bfloat16 is wanted"),

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from twofour.kernels.conv import Geometry
+from twofour.kernels.nm_conv_gradient import DataGradient
 from twofour.kernels.registration import register
 from twofour.layers import CARRIED
 from twofour.training.sdgp.pruned_gradient import PrunedGradient
@@ -19,6 +21,10 @@ from twofour.training.sparse_linear import Call, LinearProducts
 from twofour.training.sparse_linear.implementations import TORCH
 from twofour.training.sparse_linear.module import as_autocast, as_it_is, first_derivative
 from twofour.training.sparse_linear.products import numbered
+from twofour.training.sparse_linear.source import Convolution
+
+CHANNELS_LAST, CONTIGUOUS = "torch channels-last", "torch contiguous"
+"""Dense implementations: torch's own in the other memory format than that of the input."""
 
 
 def prune(gradient: Tensor, number: int) -> Tensor:
@@ -53,39 +59,88 @@ class _Convolution(torch.autograd.Function):
         stride, padding, dilation, groups = ctx.geometry
         gradient, compiling = gradients[0], first_derivative(ctx.number)
 
-        def exact(of: Tensor, wanted: list[bool]) -> tuple[Tensor | None, ...]:
+        def exact(
+            of: Tensor, wanted: list[bool], like: Tensor = x, kernel: Tensor = weight
+        ) -> tuple[Tensor | None, ...]:
             transposed, extra = False, [0] * len(stride)
             geometry = (stride, padding, dilation, transposed, extra, groups)
-            return torch.ops.aten.convolution_backward(of, x, weight, [weight.shape[0]], *geometry, wanted)
+            return torch.ops.aten.convolution_backward(of, like, kernel, [len(kernel)], *geometry, wanted)
 
-        def data(left: Tensor) -> Tensor:
-            return cast(Tensor, exact(left, [True, False, False])[0])
+        def data(left: Tensor, like: Tensor = x, kernel: Tensor = weight) -> Tensor:
+            return cast(Tensor, exact(left, [True, False, False], like, kernel)[0])
 
         dx = dw = db = None
         if ctx.needs_input_grad[0]:
             if compiling:
                 dx = data(torch.ops.twofour.sdgp_prune(gradient, ctx.number))
             else:
-                dx = _data_gradient(ctx.products, gradient, weight, data)
+                dx = _data_gradient(ctx.products, gradient, weight, x, ctx.geometry, data)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             _, dw, db = exact(gradient, [False, ctx.needs_input_grad[1], ctx.needs_input_grad[2]])
         return dx, dw, db, *[None] * 5
 
 
-def _data_gradient(products: LinearProducts, gradient: Tensor, weight: Tensor, exact: Any) -> Tensor:
-    """Return the input's gradient of a convolution.
+def _data_gradient(
+    products: LinearProducts, gradient: Tensor, weight: Tensor, x: Tensor, geometry: tuple[Any, ...], exact: Any
+) -> Tensor:
+    """Return the input's gradient of a convolution, in the memory format of x where that has one.
 
     Args:
         products: Of the layer.
-        gradient: dL/dz, (N, C, [spatial]) of any memory format; a 2:4 kernel reads channels-last rows.
+        gradient: dL/dz, (N, C, [spatial]) of any memory format; kernels read channels-last rows.
         weight: (out, in, [taps]).
-        exact: What the convolution makes of a pruned gradient, Tensor -> Tensor.
+        x: The input, whose sizes and memory format are read.
+        geometry: Stride, padding, dilation and groups.
+        exact: What the convolution makes of a pruned gradient: (gradient, an x, weight) -> Tensor.
     """
     pixels = gradient.movedim(1, -1)
-    dense = {TORCH: lambda left, _: exact(left.view(pixels.shape).movedim(-1, 1))}
-    obstacle = "" if pixels.is_contiguous() else "its gradient is not channels-last"
-    result = products.run(Call("data", pixels.flatten(1, -2), weight.flatten(1).t(), dense=dense, obstacle=obstacle))
-    return result if result.ndim == gradient.ndim else result.view(*pixels.shape[:-1], -1).movedim(-1, 1)
+    last = not x.is_contiguous()
+    ways = {TORCH: lambda left, _: exact(left.view(pixels.shape).movedim(-1, 1))}
+    problem = _problem(weight, x, geometry)
+    if x.ndim == 4 and x.is_cpu and _sound(problem.geometry):
+        other = torch.contiguous_format if last else torch.channels_last
+        ways[CONTIGUOUS if last else CHANNELS_LAST] = lambda left, _: _in_format(
+            other, left.view(pixels.shape).movedim(-1, 1), x, weight, exact
+        )
+    convolution = Convolution(weight, problem, last)
+    rows = pixels.flatten(1, -2)
+    return products.run(Call("data", rows, _matrix(weight), dense=ways, convolution=convolution))
+
+
+def _sound(geometry: Geometry) -> bool:
+    """Whether torch's convolution is asked for in a memory format that the net does not have.
+
+    oneDNN's channels-last convolutions of groups, and of windows that lie in the padding alone, have ended the process.
+    """
+    reach = [d * (k - 1) for d, k in zip(geometry.dilation, geometry.kernel, strict=True)]
+    inside = all(before <= far for before, far in zip(geometry.before, reach, strict=True))
+    return inside and geometry.groups == 1 and torch.backends.mkldnn.is_available()
+
+
+def _in_format(form: torch.memory_format, left: Tensor, x: Tensor, weight: Tensor, exact: Any) -> Tensor:
+    """Return the input's gradient computed in another memory format than that of x, which it has in the end."""
+    like = torch.empty_like(x, memory_format=form)  # its sizes alone are read
+    found = exact(left.contiguous(memory_format=form), like, weight.contiguous(memory_format=form))
+    back = torch.channels_last if form is torch.contiguous_format else torch.contiguous_format
+    return found.contiguous(memory_format=back)
+
+
+def _matrix(weight: Tensor) -> Tensor:
+    """Return a weight (out, in, [taps]) as (in and taps in some order, out): a view where that is possible."""
+    return (weight if weight.is_contiguous() else weight.movedim(1, -1)).flatten(1).t()
+
+
+def _problem(weight: Tensor, x: Tensor, geometry: tuple[Any, ...]) -> DataGradient:
+    stride, padding, dilation, groups = geometry
+    taps, size = tuple(weight.shape[2:]), tuple(x.shape[2:])
+    if len(taps) == 1:  # images of height 1
+        taps, size, stride, padding, dilation = (1, *taps), (1, *size), (1, *stride), (0, *padding), (1, *dilation)
+    around = (padding[0], padding[1])
+    whole = Geometry(
+        *(x.shape[1], len(weight), (taps[0], taps[1]), (stride[0], stride[1]), around, around),
+        *((dilation[0], dilation[1]), groups),
+    )
+    return DataGradient.at(whole, (len(x), size[0], size[1]))
 
 
 class _SdgpConvolution(nn.modules.conv._ConvNd):

@@ -158,7 +158,7 @@ def attach(
     modules, skipped = _chosen(model, rule, globs)
     chooser, workspace = Chooser(product, seconds), Workspace()
     for position, (name, module) in enumerate(modules.items()):
-        why = "asked for" if product == "dense" else _why_dense(module, rule)
+        why = "asked for" if product == "dense" else _why_dense(rule)
         over = next((kind for kind in (SdgpConv1d, SdgpConv2d) if isinstance(module, kind.__bases__[-1])), None)
         source = PrunedGradient(rule, _parts(module), seed, position, workspace, why, convolution=over is not None)
         later = Choice("-", False, why or "chosen when its input first needs a gradient")
@@ -225,21 +225,9 @@ def _shape(module: nn.Module) -> tuple[int, int]:
     return out, weight.numel() // out
 
 
-def _why_dense(module: nn.Module, rule: Rule) -> str | None:
-    """Return why a layer's data gradient is no product of a 2:4 kernel, whatever the size, or None."""
-    if not rule.native:
-        return f"{rule.pattern}: kernels read 2:4"
-    if not isinstance(module, nn.modules.conv._ConvNd):
-        return None
-    if any(size > 1 for size in module.kernel_size):
-        taps = " x ".join(map(str, module.kernel_size))
-        return f"{taps} taps: its data gradient is no matrix product"
-    plain = (
-        all(step == 1 for step in module.stride)
-        and module.groups == 1
-        and not any(module._reversed_padding_repeated_twice)
-    )
-    return None if plain else "strided, padded or grouped: its data gradient is no matrix product"
+def _why_dense(rule: Rule) -> str | None:
+    """Return why no layer's data gradient is computed by a 2:4 kernel, whatever the size, or None."""
+    return None if rule.native else f"{rule.pattern}: kernels read 2:4"
 
 
 def _parts(module: nn.Module) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from twofour.kernels import Kernel, Prepared, find
+from twofour.kernels.nm_conv_gradient import ConvGradient
 from twofour.kernels.nm_gradient import packed_bytes, refuses
 from twofour.training import randomness
 from twofour.training.sdgp.rule import Rule, packed, pruned, pruned_through
@@ -91,8 +92,15 @@ class PrunedGradient(Source):
             why = "an empty batch"
         if why := why or call.obstacle:
             return [], why
+        taps: tuple[list[Kernel], str] = [], ""
+        if call.convolution is not None:
+            geometry = call.convolution.problem.geometry
+            taps = implementations.conv_gradient_kernels(geometry, gradient.dtype, gradient.device)
+            if not geometry.pointwise:
+                return taps
         found = implementations.gradient_kernels(gradient.dtype, gradient.device)
-        return implementations.fitting(found, gradient, gradient)
+        products, why = implementations.fitting(found, gradient, gradient)
+        return [*products, *taps[0]], why
 
     def dense(self, call: Call) -> tuple[Tensor, Tensor]:
         """Return the pruned gradient, of the gradient's shape, and the weight."""
@@ -107,6 +115,21 @@ class PrunedGradient(Source):
             return Prepared(kernel, made)
         buffer = self.workspace.buffer(packed_bytes(rows, gradient.shape[-1], gradient.dtype))
         return Prepared(kernel, packed(gradient, self.rule, generator=self._generator(gradient.device), out=buffer))
+
+    def multiply(self, kernel: Kernel, packed: Prepared, call: Call) -> Tensor:
+        """Return dL/dx: a matrix of rows; of a convolution the images, in the memory format of x."""
+        convolution = call.convolution
+        if isinstance(kernel, ConvGradient):
+            assert convolution is not None, kernel.name
+            found = convolution.multiply(kernel, packed)
+        else:
+            found = super().multiply(kernel, packed, call)
+            if convolution is None:
+                return found
+            images, *size = convolution.problem.images
+            pixels = size if convolution.weight.ndim == 4 else size[1:]
+            found = found.view(images, *pixels, -1).movedim(-1, 1)
+        return found if convolution.last else found.contiguous()
 
     def prune(self, gradient: Tensor) -> Tensor:
         """Return the pruned dL/dz, (samples, pixels, channels)."""

@@ -101,7 +101,7 @@ class Chooser:
         names = tuple(call.implementations())
         if source is EXACT and len(names) == 1:
             return Choice(TORCH, False, "the one exact way here")
-        key = (call.product, *shape, tokens.bit_length(), call.a.dtype, why, *names)
+        key = (call.product, *shape, tokens.bit_length(), call.a.dtype, why, *names, *call.kind)
         if key not in self.known:
             self.known[key] = measured(call, source, self.seconds)
         return self.known[key]

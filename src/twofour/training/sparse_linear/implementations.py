@@ -14,6 +14,8 @@ from torch.nn import functional
 
 from twofour.kernels import Kernel, available
 from twofour.kernels.base import widest
+from twofour.kernels.conv import Geometry
+from twofour.kernels.nm_conv_gradient import conv_gradient_rows
 from twofour.kernels.nm_unbiased.cpu import LAYOUTS
 
 TORCH, ONEDNN, REORDERED = "torch", "onednn", "onednn reordered"
@@ -42,6 +44,17 @@ def gradient_kernels(dtype: torch.dtype, device: torch.device) -> list[Kernel]:
     """Return the rows that can multiply by a packed gradient: a pruned one, or an unbiased estimate."""
     found = weight_kernels(dtype, 1 << 20, device)
     return found if on_gpu(device) else [kernel for kernel in found if kernel.layout == LAYOUTS[dtype]]
+
+
+def conv_gradient_kernels(geometry: Geometry, dtype: torch.dtype, device: torch.device) -> tuple[list[Kernel], str]:
+    """Return the rows that sum a convolution's data gradient over its taps, and why there are none."""
+    name = str(dtype).removeprefix("torch.")
+    rows = [row for row in conv_gradient_rows() if row.dtype == name] if device.type == "cpu" else []
+    if not rows:
+        return [], f"no 2:4 kernel for a convolution in {name} on {device.type}"
+    refused = [row.cannot(geometry) for row in rows]
+    left = [row for row, reason in zip(rows, refused, strict=True) if reason is None]
+    return list(widest(left)), "" if left else next(reason for reason in refused if reason)
 
 
 def fitting(kernels: list[Kernel], packed: Tensor, a: Tensor) -> tuple[list[Kernel], str]:

@@ -11,7 +11,33 @@ import torch
 from torch import Tensor
 
 from twofour.kernels import Kernel, Prepared
+from twofour.kernels.nm_conv_gradient import DataGradient
 from twofour.training.sparse_linear import implementations
+
+
+class Convolution(NamedTuple):
+    """What the data gradient of a convolution is, beside the product that it is for each tap.
+
+    Attributes:
+        weight: (out, in, [taps]).
+        problem: Its geometry and images.
+        last: Whether the images are channels-last, as the answer is to be.
+    """
+
+    weight: Tensor
+    problem: DataGradient
+    last: bool
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What a choice depends on beside the sizes of the product."""
+        return self.problem.geometry, self.problem.images[1:], self.last
+
+    def multiply(self, kernel: Kernel, packed: Prepared) -> Tensor:
+        """Return dL/dx (images, in, [pixels]) by a row of `kernels.nm_conv_gradient`."""
+        weight = self.weight if self.weight.ndim == 4 else self.weight.unsqueeze(2)
+        found = kernel.run(weight, packed, None, self.problem)
+        return found if self.weight.ndim == 4 else found.squeeze(2)
 
 
 class Call(NamedTuple):
@@ -25,6 +51,7 @@ class Call(NamedTuple):
         dtype: Of the answer; None: that of `a`.
         dense: Name -> exact implementation, of a and b, the first torch's own; None: those of `implementations`.
         obstacle: Why this call in particular has no sparse operand, or "".
+        convolution: What the product is of, where it is of a convolution: then b may have the taps in any order.
     """
 
     product: str
@@ -34,11 +61,17 @@ class Call(NamedTuple):
     dtype: torch.dtype | None = None
     dense: Mapping[str, Callable[[Tensor, Tensor], Tensor]] | None = None
     obstacle: str = ""
+    convolution: Convolution | None = None
 
     @property
     def signature(self) -> tuple[object, ...]:
         """What a choice depends on in the calls of one layer's product."""
-        return self.a.shape, self.a.dtype, self.a.device, self.b.dtype, self.obstacle
+        return self.a.shape, self.a.dtype, self.a.device, self.b.dtype, self.obstacle, *self.kind
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What tells products of the same sizes apart."""
+        return () if self.convolution is None else self.convolution.kind
 
     def implementations(self) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]]:
         """Return the dense implementations by name, the first torch's own."""

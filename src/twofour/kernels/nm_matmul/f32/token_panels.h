@@ -7,47 +7,14 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/panel_steps.h"
 #include "panels.h"
 
 namespace {
 
-constexpr int64_t kStep = 16;  // inputs per unrolled step: 8 kept weights, 16 bits of metadata
-
 TWOFOUR_INLINE int64_t panel_steps(const Matmul& a) { return (a.in_features + kStep - 1) / kStep; }
 
-// Rows whose sums fill the registers meant for them; four keep enough independent chains for the narrow panels.
-template <class V>
-constexpr int panel_rows(int stride) {
-  return V::sums / stride < 4 ? V::sums / stride : 4;
-}
-
 using FloatBlock = PanelBlock<4, const char>;
-
-// `bits` turned left by `count`: with BMI2 one instruction that leaves its source alone, where a shift
-// needs a copy.
-TWOFOUR_INLINE uint64_t turned(uint64_t bits, int count) {
-  count = count & 63;
-  return count == 0 ? bits : bits << count | bits >> (64 - count);
-}
-
-// 16 inputs of R rows: 8 kept weights each, against U vectors of tokens.
-template <class V, int U, int R>
-TWOFOUR_INLINE void add_step(const float* values, const char* x, const uint64_t (&meta)[R],
-                             typename V::reg (&acc)[R][U]) {
-  constexpr int64_t stride = panel_stride(U) * V::width * 4;
-  constexpr int shift = log2_of(stride);
-  TWOFOUR_UNROLL
-  for (int n = 0; n < 8; n++) {
-    TWOFOUR_UNROLL
-    for (int r = 0; r < R; r++) {
-      const char* row = x + (turned(meta[r], shift - 2 * n) & (uint64_t{3} << shift)) + n / 2 * 4 * stride;
-      asm("" : "+r"(row));  // one base register: an FMA with an indexed operand splits in two on Intel (1 to 5 %)
-      const typename V::reg w = V::broadcast(values + r * (kPanelTile / 2) + n);
-      TWOFOUR_UNROLL
-      for (int u = 0; u < U; u++) acc[r][u] = V::fma(w, reinterpret_cast<const float*>(row) + u * V::width, acc[r][u]);
-    }
-  }
-}
 
 // Tiles [t0, t1) of R rows from `row` on. The sums of these tiles are formed on their own and added to `y` at the end:
 // a chain is at most one L1 pass long, which keeps the rounding error near that of a blocked dense product.
@@ -65,11 +32,11 @@ TWOFOUR_INLINE void add_rows(const FloatBlock& block, int64_t row, int64_t t0, i
   for (int64_t t = t0; t < t1; t++) {
     uint64_t meta[R];
     std::memcpy(meta, block.meta(t, row), sizeof(meta));
-    const float* values = reinterpret_cast<const float*>(block.values(t, row));
+    RowsTogether values{reinterpret_cast<const float*>(block.values(t, row))};
     for (int64_t s = least(kPanelTile / kStep, steps - t * (kPanelTile / kStep)); s > 0; s--) {
       add_step<V, U, R>(values, x, meta, acc);
       for (int r = 0; r < R; r++) meta[r] >>= 2 * kStep / 2;
-      values += kStep / 2;
+      values.first += kStep / 2;
       x += kStep * stride;
     }
   }

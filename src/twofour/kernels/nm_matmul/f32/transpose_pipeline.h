@@ -22,6 +22,7 @@
 #include "kernels/layouts/panels.h"
 #include "kernels/epilogue_math.h"
 #include "kernels/matmul.h"
+#include "kernels/panel_steps.h"
 #include "native/compiler.h"
 #include "native/integers.h"
 
@@ -34,11 +35,6 @@ TWOFOUR_INLINE float* floats_at(void* base, int64_t bytes) {
   return reinterpret_cast<float*>(static_cast<char*>(base) + bytes);
 }
 TWOFOUR_INLINE int64_t panel_tiles(const Matmul& a) { return (a.in_features + kPanelTile - 1) / kPanelTile; }
-
-// Vectors between two panel rows for a panel that uses `used` of them: the next power of two, so that an input becomes
-// an address by shifting.
-constexpr int panel_stride(int used) { return used <= 1 ? 1 : used <= 2 ? 2 : used <= 4 ? 4 : 8; }
-constexpr int log2_of(int64_t n) { return n <= 1 ? 0 : 1 + log2_of(n / 2); }
 
 // One W x W corner of x, transposed to panel rows; `tokens` and `inputs` of it exist, the rest becomes zero.
 template <class V, bool whole>
