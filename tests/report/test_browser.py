@@ -12,13 +12,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.report.runs import HOSTILE, optimized
-from twofour import report
+from tests.report.runs import HOSTILE, optimized, trained
+from twofour import measure, report
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SECONDS = 60.0
@@ -104,6 +105,11 @@ class Browser:
         asked = [e["params"]["request"]["url"] for e in self.events if e.get("method") == "Network.requestWillBeSent"]
         return said + [url for url in asked if not url.startswith(("file:", "data:"))]
 
+    def printed(self) -> Any:
+        """Print the page, and return what `window.told` is then."""
+        self.ask("Page.printToPDF")
+        return self.value("window.told")
+
     def picture(self, path: Path) -> None:
         found = self.ask("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(found["data"]))
@@ -147,6 +153,29 @@ def test_the_page_in_a_browser(browser: Browser, tmp_path: Path) -> None:
         assert browser.complaints() == []
         browser.picture(tmp_path / f"{width}.png")
         assert (tmp_path / f"{width}.png").read_bytes()[:4] == b"\x89PNG"
+
+
+SHOWN = "[...document.querySelectorAll('details table')].map(table => table.checkVisibility())"
+TOLD = """addEventListener("beforeprint", () => {
+  window.told = document.querySelectorAll("details:not([open])").length;
+})"""
+
+
+def test_what_is_folded_is_open_on_paper_and_folded_again(browser: Browser, tmp_path: Path) -> None:
+    measure.write_json(tmp_path / "training.json", trained())
+    curves = report.read(tmp_path / "training.json").curves
+    page = report.write(replace(report.read(optimized(tmp_path / "run")), curves=curves), tmp_path / "report.html")
+    for width in (1200, 390):
+        browser.open(page, width)
+        assert not any(browser.value(SHOWN))
+        browser.ask("Emulation.setEmulatedMedia", media="print")
+        shown = browser.value(SHOWN)
+        assert len(shown) > 2 and all(shown)
+        browser.picture(tmp_path / f"print-{width}.png")
+        browser.ask("Emulation.setEmulatedMedia", media="")
+        browser.value(TOLD)
+        assert browser.printed() == 0  # closed parts, once the page's own script has heard of it
+        assert not any(browser.value(SHOWN)) and browser.complaints() == []
 
 
 def head(column: int) -> str:

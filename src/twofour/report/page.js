@@ -1,4 +1,11 @@
 "use strict";
+const opened = []; // on paper nothing can be opened
+addEventListener("beforeprint", () => {
+  for (const part of document.querySelectorAll("details:not([open])")) opened.push(part), (part.open = true);
+});
+addEventListener("afterprint", () => {
+  for (const part of opened.splice(0)) part.open = false;
+});
 for (const head of document.querySelectorAll("th[aria-sort]")) {
   head.querySelector("button").addEventListener("click", () => {
     const body = head.closest("table").tBodies[0];

@@ -55,7 +55,7 @@ def _is_page(path: Path) -> bool:
 
 
 def to_html(run: Run) -> str:
-    """Return the page. Its policy lets nothing be loaded, and no script run but the one that sorts tables."""
+    """Return the page. Its policy lets nothing be loaded, and no script run but page.js."""
     style, script = ((_HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     policy = f"default-src 'none'; style-src {_hashed(style)}; script-src {_hashed(script)}; img-src data:"
     sections = [(name, title, body) for name, title, make in SECTIONS if (body := make(run))]
