@@ -1,11 +1,11 @@
 /* Loads a file for libtwofour, prints what its programs take and give, and runs one of them many times.
  *
- *   cc -std=c99 -O2 -I include examples/runtime/run.c -o run PATH/libtwofour.so.1 -Wl,-rpath,PATH
+ *   cc -std=c99 -O2 -I INCLUDE run.c -o run PATH/libtwofour.so.1 -Wl,-rpath,PATH
  *   ./run model.2f4 [--runs 1000] [--threads 1] [--program 0] [--in FILE] [--out FILE]
  *
  * --in: the numbers of all inputs in their order, as they stand in memory; without it they are zeros. --out: the outputs,
- * written the same way after the last run. `python -c 'import twofour.export.runtime as r; print(r.library())'` says where
- * the library is. */
+ * written the same way after the last run. `python -c 'import twofour.export.runtime as r; print(r.library(), r.include())'`
+ * says where the library and the folder of its header are. */
 #define _POSIX_C_SOURCE 200112L
 
 #include <stdio.h>

@@ -30,6 +30,7 @@ from tests.native import border_cases
 from twofour import export, native
 from twofour.cli import app
 from twofour.errors import ExportError
+from twofour.export.runtime import include
 from twofour.export.runtime import library as libtwofour
 from twofour.export.runtime.file import HEADER, encoded, seal
 from twofour.export.runtime.program import Call, Constants, Lying, Program
@@ -501,7 +502,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example in C, compiled."""
     out, library = tmp_path_factory.mktemp("example") / "run", tmp_path_factory.mktemp("library") / "libtwofour.so.1"
     library.symlink_to(libtwofour())  # by the name that it is looked for under
-    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-O1", f"-I{ROOT / 'include'}"]
+    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-O1", f"-I{include()}"]
     link = [str(library), f"-Wl,-rpath,{library.parent}"]
     subprocess.run(["cc", *flags, str(EXAMPLE), "-o", str(out), *link], check=True)
     return out
@@ -535,6 +536,17 @@ def test_no_python_and_no_torch_are_in_the_process(program: Path, small: tuple[P
     assert "libtwofour" in maps
     mapped = {Path(line.split()[5]).name for line in maps.splitlines() if len(line.split()) > 5}  # not their folders
     assert not [name for name in mapped for other in ("python", "torch", "libstdc++", "libgomp") if other in name]
+
+
+def test_the_header_stands_beside_an_installed_extension(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (include() / "twofour.h").read_bytes() == (ROOT / "include" / "twofour.h").read_bytes()
+    installed = tmp_path / "site-packages" / "twofour" / "native"
+    monkeypatch.setattr(native.extension(), "__file__", str(installed / "_ext.abi3.so"))
+    with pytest.raises(ExportError, match=r"twofour\.h is not here"):
+        include()
+    (installed / "include").mkdir(parents=True)
+    (installed / "include" / "twofour.h").touch()
+    assert include() == installed / "include"
 
 
 def test_the_header_is_c99_and_cpp() -> None:

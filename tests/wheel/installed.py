@@ -45,11 +45,14 @@ def imported() -> None:
 
     import twofour
     from twofour import native
+    from twofour.export import runtime
 
     place = Path(twofour.__file__).resolve()
     assert ROOT / "src" not in place.parents, f"{place} is the checkout's"
     file = Path(str(native.extension().__file__))
     assert file.name in ("_ext.abi3.so", "_ext.pyd"), file
+    if os.name == "posix":
+        assert runtime.include() == runtime.library().parent / "include", runtime.include()
     print(
         f"twofour {twofour.__version__}, torch {torch.__version__}, {file.name}, threads of {native.threads_backend()}"
     )
