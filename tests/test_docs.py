@@ -3,14 +3,17 @@
 import importlib
 import importlib.util
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from twofour import criteria
-from twofour.cli.app import COMMANDS
+from twofour.cli.app import COMMANDS, app
 from twofour.kernels.table import listing
 
 ROOT = Path(__file__).parent.parent
@@ -74,6 +77,66 @@ def test_every_command_is_documented() -> None:
     for command in COMMANDS:
         assert f"`twofour {command}" in text("docs/cli.md")
     assert set(re.findall(r"`twofour (\w+)", text("README.md"))) <= set(COMMANDS)
+
+
+FENCE = re.compile(r"^```\w*\n(.*?)^```[ \t]*$", re.M | re.S)
+PRINTED = "model  "
+"""How the table begins that `optimize` printed, whose rows begin with our name."""
+
+
+def lines_of_commands(page: Path) -> list[str]:
+    """Return the lines of a page's blocks that run our command, those that are continued as one."""
+    blocks = [block for block in FENCE.findall(page.read_text()) if not block.startswith(PRINTED)]
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [line for line in lines if re.match(r"(python -m )?twofour ", line)]
+
+
+def parse(line: str) -> None:
+    """Take a line apart as the command does, without running it; raises what the command would print."""
+    group: Any = typer.main.get_command(app)
+    words = shlex.split(line, comments=True)
+    root = group.make_context("twofour", words[words.index("twofour") + 1 :])
+    name, command, rest = group.resolve_command(root, [*root._protected_args, *root.args])
+    command.make_context(name, rest, parent=root)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_line_that_runs_our_command_is_one_that_it_takes(
+    page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for line in lines_of_commands(page):
+        try:
+            parse(line)
+        except Exception as error:
+            pytest.fail(f"{page.name}: {line}: {error}")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "twofour check file what it promises",
+        "twofour check file --expected 2:4",
+        "twofour prune file",
+        "twofour chek file",
+    ],
+)
+def test_a_line_that_our_command_does_not_take_is_found(line: str) -> None:
+    with pytest.raises(Exception, match=r"(?i)unexpected|no such|missing"):
+        parse(line)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_options_that_stand_beside_a_command_are_its_own(page: Path) -> None:
+    """In `twofour COMMAND --option`, and in a command's row of the table of commands."""
+    if page.name == "CHANGELOG.md":  # of releases before
+        return
+    group: Any = typer.main.get_command(app)
+    text = FENCE.sub("", page.read_text())
+    named = re.findall(r"`twofour (\w+)([^`]*)`", text) + re.findall(r"^\| `twofour (\w+)(.*)$", text, re.M)
+    for name, rest in named:
+        own = {option for one in group.commands[name].params for option in (*one.opts, *one.secondary_opts)}
+        assert set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", rest)) <= own, f"{page.name}: twofour {name}"
 
 
 def test_every_environment_variable_is_documented() -> None:
