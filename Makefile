@@ -1,7 +1,7 @@
 # make demo    the whole pipeline on real data, one to four minutes after installation
 # make tiny    the whole pipeline on two layers, a few seconds
 # make test    every test this machine can run but the long sweeps, in JOBS=2 processes; what is skipped is printed with its reason
-# make test-long  the long sweeps: tests marked `long`
+# make test-long  the long sweeps: tests marked `long`, the documentation site among them
 # make test-isa the same under each TWOFOUR_ISA that this CPU has, in turn: what runs on lesser CPUs is run here
 # make test-ray two Ray workers on this machine, in an environment of its own inside build/ (75 MB to download)
 # make test-hf4  the Hugging Face integration with the last transformers 4, in an environment of its own inside build/
@@ -50,7 +50,7 @@ tiny: $(VENV)/test.stamp $(VENV)/package.stamp
 test: $(VENV)/test.stamp $(VENV)/weights.stamp $(VENV)/package.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
-test-long: $(VENV)/test.stamp $(VENV)/weights.stamp $(VENV)/package.stamp
+test-long: $(VENV)/test.stamp $(VENV)/weights.stamp $(VENV)/docs.stamp $(VENV)/package.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m long $(ARGS)
 
 # Every level is run, also after one that failed.

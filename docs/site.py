@@ -5,7 +5,8 @@
 * pages that are made from what stands elsewhere in the repository: the API reference, of docstrings; the examples; a
   page for each README of the kernels; the project's own pages; files and folders that a page links to;
 * links that leave docs/ lead to those pages;
-* a figure stands below the paragraph that names it as `docs/figures/NAME.svg`; those that are not there yet are drawn.
+* a figure stands below the paragraph that names it as `docs/figures/NAME.svg`; all are drawn where one is missing or
+  older than what it is drawn from.
 
 Nothing here but `on_files` needs mkdocs: `tests/test_site.py` reads the lists without it.
 """
@@ -37,6 +38,14 @@ LANGUAGES = {".py": "python", ".c": "c", ".h": "c", ".toml": "toml", ".json": "j
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 FENCE = re.compile(r"^```.*?^```[ \t]*$", re.M | re.S)
 FIGURE = re.compile(r"`docs/figures/([\w*.-]+\.svg)`")
+DRAWN_FROM = (
+    "benchmarks",
+    "experiments/versagnn.py",
+    "experiments/records/hardware",
+    "src/twofour/hardware",
+    "src/twofour/tensor_core",
+)
+"""Records, tables and programs that figures are drawn from."""
 
 
 # Pages ---------------------------------------------------------------------------------------------------------------
@@ -288,14 +297,26 @@ def _folder(folder: Path) -> str:
 # Figures -------------------------------------------------------------------------------------------------------------
 
 
-def undrawn() -> list[str]:
-    """Return the names or globs of figures that pages name and that are not drawn yet."""
-    named = {name for page in DOCS.glob("*.md") for name in FIGURE.findall(page.read_text())}
-    return sorted(name for name in named if not any(FIGURES.glob(name)))
+def outdated() -> list[str]:
+    """Return the names or globs of figures that pages name and that are missing, or older than what they show."""
+    parts = [ROOT / name for name in DRAWN_FROM]
+    files = [path for part in parts for path in (part.rglob("*") if part.is_dir() else [part])]
+    newest = max(path.stat().st_mtime for path in files if path.suffix in (".json", ".py"))
+    drawn = {name: [path.stat().st_mtime for path in FIGURES.glob(name)] for name in _named()}
+    return sorted(name for name, times in drawn.items() if min(times, default=0.0) < newest)
+
+
+def _named() -> set[str]:
+    return {name for page in DOCS.glob("*.md") for name in FIGURE.findall(page.read_text())}
 
 
 def draw() -> None:
-    """Draw every figure into docs/figures, from records and tables; pages stay as they are."""
+    """Draw every figure into docs/figures, from records and tables; pages stay as they are.
+
+    Those of records that are gone go as well.
+    """
+    for path in [path for name in _named() for path in FIGURES.glob(name)]:
+        path.unlink()
     sys.path.insert(0, str(ROOT / "benchmarks"))
     import figures
     from twofour.tensor_core.plot import plot_all
@@ -318,8 +339,8 @@ def on_config(config: Any) -> Any:
 
 
 def on_pre_build(config: Any) -> None:
-    """Draw the figures that are missing, in a process of its own: mkdocs need not have torch in it."""
-    if undrawn():
+    """Draw the figures where one is outdated, in a process of its own: mkdocs need not have torch in it."""
+    if outdated():
         subprocess.run([sys.executable, os.fspath(DOCS / "site.py")], cwd=ROOT, check=True)
 
 

@@ -241,6 +241,8 @@ def test_the_workflow_says_what_is_not_run_and_runs_what_contributing_says() -> 
     workflow, steps = text(".github/workflows/ci.yml"), re.findall(r"^make ([\w-]+)", text(".ci/run"), re.M)
     assert workflow.startswith("# NOT RUN YET") and "run: .ci/run" in workflow
     assert steps == ["test", "test-long", "check", "fuzz-quick"]
+    (needed,) = re.findall(r"^test-long: (.+)$", text("Makefile"), re.M)
+    assert "$(VENV)/docs.stamp" in needed, "the test that builds the site would be skipped"
     said = text("CONTRIBUTING.md")
     assert "`make test`, `make test-long`, `make check`, then `make fuzz-quick`, nothing else" in said
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -82,6 +83,26 @@ def test_links_in_code_stay_and_figures_stand_below_their_names(
     (tmp_path / "some-one.svg").touch()
     shown = site.with_figures("First `docs/figures/some-*.svg` here.\n\nNext.\n", "guide.md")
     assert shown.split("\n\n")[1].startswith("![some-one](figures/some-one.svg)")
+
+
+def test_figures_are_drawn_anew_where_what_they_show_is_newer(
+    site: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, figures = tmp_path / "records" / "one.json", tmp_path / "figures"
+    record.parent.mkdir(), figures.mkdir()
+    record.touch()
+    for name, value in {"ROOT": tmp_path, "FIGURES": figures, "DRAWN_FROM": ("records",)}.items():
+        monkeypatch.setattr(site, name, value)
+    monkeypatch.setattr(site, "_named", lambda: {"a-*.svg", "b.svg"})
+    assert site.outdated() == ["a-*.svg", "b.svg"]
+    for name in ("a-1.svg", "a-2.svg", "b.svg"):
+        (figures / name).touch()
+        os.utime(figures / name, (2e9, 2e9))
+    assert site.outdated() == []
+    os.utime(record, (3e9, 3e9))
+    assert site.outdated() == ["a-*.svg", "b.svg"]
+    os.utime(figures / "a-1.svg", (4e9, 4e9)), os.utime(figures / "b.svg", (4e9, 4e9))
+    assert site.outdated() == ["a-*.svg"], "one of several is old"
 
 
 @pytest.mark.long
