@@ -51,7 +51,9 @@ def check_wheel(path: Path) -> None:
         outside = {name.split("/")[0] for name in names} - {"twofour"}
         assert all(name.endswith(".dist-info") for name in outside), f"beside the package: {outside}"
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
-        needs = Parser().parsestr(wheel.read(metadata).decode()).get_all("Requires-Dist") or []
+        said = Parser().parsestr(wheel.read(metadata).decode())
+        check_page(said.get_all("Project-URL") or [], str(said.get_payload()))
+        needs = said.get_all("Requires-Dist") or []
         assert any(need.startswith("nanobind-backend") and "<" not in need for need in needs), needs
         assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
         binaries = {name for name in names if re.search(r"\.(so(\.\d+)?|pyd|dylib|dll)$", name)}
@@ -71,6 +73,13 @@ def check_wheel(path: Path) -> None:
         policies = [re.fullmatch(r"manylinux_(\d+)_(\d+)_\w+", tag.platform) for tag in tags]
         glibcs = [(int(found[1]), int(found[2])) for found in policies if found]
         assert glibcs and min(glibcs) <= OLDEST, f"{path.name} promises no glibc of {OLDEST} or older"
+
+
+def check_page(addresses: list[str], page: str) -> None:
+    """Look at README, the page on PyPI: nothing there is beside it, so that links need the address (RELEASE.md)."""
+    relative = re.findall(r"\]\((?!https?:|#)([^)]+)\)", page)
+    assert not addresses or not relative, f"links that lead nowhere on PyPI: {relative[:3]}; RELEASE.md mends them"
+    print(f"the page on PyPI: {len(relative)} relative links" + (", as there is no address yet" if relative else ""))
 
 
 def check_elf(content: bytes) -> None:
