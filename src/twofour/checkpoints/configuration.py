@@ -50,7 +50,7 @@ def transformers_for(folder: Path) -> ModuleType:
         import transformers  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         what = f"{folder} needs transformers to be loaded"
-        raise absent(SourceError, what, error, "the package transformers", "text") from error
+        raise absent(SourceError, what, error, "the package transformers", "hf") from error
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     return transformers

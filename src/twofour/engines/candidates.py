@@ -45,7 +45,10 @@ class Candidates:
         try:
             call = build()
             error = _distance(call(), reference)
-        except (NotBuilt, TwofourError, ImportError) as error:
+        except ImportError as error:
+            self.missing[name] = f'{reason_of(error)}; pip install "twofour[peers]" brings it'
+            return
+        except (NotBuilt, TwofourError) as error:
             self.missing[name] = reason_of(error)
             return
         except Exception as error:  # an engine's own failure is a finding about the engine, not an end of the run

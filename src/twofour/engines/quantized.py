@@ -33,8 +33,10 @@ def quantize_openvino(model: Any, samples: Sequence[tuple[Tensor, ...]], dtype: 
     """Return the OpenVINO model in int8 (weights and activations, calibrated) or with int4 weights, through nncf."""
     if dtype not in ("int8", "int4"):
         return model
-    import nncf  # pyright: ignore[reportMissingImports]
-
+    try:
+        import nncf  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ImportError(f"{dtype} of OpenVINO is made by the package nncf: {error}") from error
     with contextlib.redirect_stdout(io.StringIO()), _errors_alone("nncf"):  # without its progress bars
         return _with_nncf(nncf, model, samples, dtype)
 

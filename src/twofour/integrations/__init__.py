@@ -8,7 +8,7 @@ transformers' registry of quantizers is (`twofour.registration`), and stays free
 from importlib.util import find_spec
 
 if find_spec("transformers") is None:
-    raise ImportError("twofour.integrations needs transformers, 4.57 or newer: `pip install twofour[hf]`")
+    raise ImportError('twofour.integrations needs transformers, 4.57 or newer: pip install "twofour[hf]"')
 
 from twofour.integrations.config import TwoFourConfig
 from twofour.integrations.quantizer import TwoFourQuantizer
