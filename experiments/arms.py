@@ -27,7 +27,9 @@ class Arm:
 
     Attributes:
         pattern: "2:4" and so on; "dense" for the control.
-        criterion: Which values stay; "" for the control, "auto" for what `twofour.prune` does with data by itself.
+        criterion: Which values stay; "" for the control, "auto" for what `twofour.prune` does with data by itself;
+            "default" for what `twofour.finetune` does with the dense model and the training to repeat, "bare" with no
+            optimiser and schedule given.
         permuted: Whether channels are permuted first.
         again: Whether the training is repeated.
         taught: Whether the trained control teaches meanwhile, as `twofour.finetune` has it.
@@ -50,6 +52,11 @@ class Arm:
     def key(self) -> str:
         """What tells one row of a record from another."""
         return f"{'again' if self.again else 'one-shot'}: {self.name}"
+
+    @property
+    def whole(self) -> bool:
+        """Whether `twofour.finetune` prunes the model itself."""
+        return self.criterion in WHOLE
 
     def apply(self, model: nn.Module, task: Task, seed: int) -> None:
         """Prune the model in place, as the row says."""
@@ -79,6 +86,7 @@ def built(criterion: str) -> bool:
 
 
 FOLLOW_LOSS = ("taylor", "learned")
+WHOLE = ("default", "bare")
 CRITERIA = ("magnitude", "random", *FOLLOW_LOSS, "wanda", "ria", "sparsegpt-mask", "sparsegpt", "admm", AUTO)
 PERMUTED = ("magnitude", "wanda", "ria", "sparsegpt")
 
@@ -99,6 +107,7 @@ AGAIN = (
     Arm("2:4", "admm", again=True, taught=True),
     Arm("2:4", AUTO, again=True),
     Arm("2:4", AUTO, again=True, taught=True),
+    *(Arm("2:4", whole, again=True) for whole in WHOLE),
     Arm("4:8", "magnitude", again=True),
     Arm("1:4", "magnitude", again=True),
     Arm("8:2:8", "magnitude", again=True),

@@ -24,10 +24,12 @@ import low_bit_states
 import page as results_page
 import shrink_encoder
 import shrink_nets
+import twofour
 from arms import FOLLOW_LOSS, Arm, again, built, one_shot
 from cost import Cost
 from records import SCRATCH, Brought, Nearness, Records, Row, Run, Shrunk, Trained, version
 from tasks import BLOCKS, CONVNETS, GRADIENTS, LOW_BITS, SHRINK, TASKS, Task
+from tasks.base import Batches
 from twofour import training
 from twofour.checkpoints import write_tensors
 from twofour.errors import TwofourError
@@ -237,7 +239,7 @@ def _wanted(arms: Sequence[Arm], globs: Sequence[str], subject: Task, seed: int)
             continue
         if not arm.again and seed and subject.pretrained and arm.criterion not in ("random", *FOLLOW_LOSS):
             continue
-        if arm.criterion and not built(arm.criterion):
+        if arm.criterion and not arm.whole and not built(arm.criterion):
             console.print(f"left out: {arm.name}: this version has no criterion {arm.criterion!r}")
             continue
         kept.append(arm)
@@ -246,6 +248,8 @@ def _wanted(arms: Sequence[Arm], globs: Sequence[str], subject: Task, seed: int)
 
 def measured(subject: Task, arm: Arm, seed: int) -> Row:
     """Make one row: the dense model, pruned, and trained again where the arm says so."""
+    if arm.whole:
+        return _whole(subject, arm, seed)
     model = dense_model(subject, seed)
     dense = _evaluated(subject, model)
     torch.manual_seed(seed)
@@ -262,6 +266,35 @@ def measured(subject: Task, arm: Arm, seed: int) -> Row:
     epochs = subject.epochs if arm.again else 0
     kept = (cost.processor, cost.memory) if arm.criterion else (None, None)
     return Row(arm.key, seed, dense, one_shot, value, seconds, epochs, version(), *kept)
+
+
+def _whole(subject: Task, arm: Arm, seed: int) -> Row:
+    """Make the row of a model that `twofour.finetune` is given dense; a twentieth of the training data judges."""
+    model = dense_model(subject, seed)
+    dense = _evaluated(subject, model)
+    loader, held = subject.loader(seed), None
+    if isinstance(loader, Batches):
+        loader, held = loader.hold_back(seed)
+    original = {"optimizer": subject.optimizer, "schedule": subject.schedule, "clip_norm": 1.0}
+    begin = time.perf_counter()
+    subject.before_again(model, seed)
+    result = twofour.finetune(
+        model,
+        loader,
+        loss=subject.loss,
+        epochs=subject.epochs,
+        evaluate=subject.evaluate,
+        seed=seed,
+        held=held,
+        pattern=arm.pattern,
+        prune={"skip": subject.skip, "eligibility": subject.eligibility},
+        **({} if arm.criterion == "bare" else original),
+    )
+    seconds = time.perf_counter() - begin
+    for note in result.notes:
+        console.print(f"  {note}", highlight=False)
+    one_shot: Any = result.sparse.before
+    return Row(arm.key, seed, dense, one_shot, _evaluated(subject, model), seconds, subject.epochs, version())
 
 
 def dense_model(subject: Task, seed: int) -> nn.Module:

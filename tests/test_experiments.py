@@ -88,6 +88,27 @@ def test_a_row_says_what_was_done(here):
     assert measured(task, Arm("2:4", "wanda", again=True), 0).value == again.value  # the same seed, the same figure
 
 
+@pytest.mark.parametrize("criterion", ["default", "bare"])
+def test_a_row_of_the_default_recipe_is_given_the_dense_model(here, criterion):
+    from arms import AGAIN, Arm
+    from run import measured
+
+    arm = next(arm for arm in AGAIN if arm.criterion == criterion)
+    assert arm.whole and not Arm("2:4", "wanda").whole and arm.key == f"again: 2:4 {criterion}"
+    task = toy()
+    row = measured(task, arm, 0)
+    assert (row.key, row.epochs) == (arm.key, 2) and 50 < row.one_shot <= 100 and row.value > row.dense - 10
+
+
+def test_examples_that_are_held_back_are_not_trained_on():
+    loader = toy().loader(0)
+    used, held = loader.hold_back(1)
+    rows = [torch.cat([x for x, _ in part]) for part in (used, held)]
+    assert [len(part) for part in rows] == [224, 12]  # 244 are left: seven whole batches of 32
+    assert not (rows[0][:, None] == rows[1][None]).all(-1).any()
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(held, loader.hold_back(1)[1], strict=True))
+
+
 def test_every_arm_prunes_as_it_is_called():
     from arms import AGAIN, ONE_SHOT, built
 

@@ -135,6 +135,17 @@ class Batches:
         for index in self._alike(order) if self.lengths is not None else order.split(self.batch):
             yield self.make(index)
 
+    def hold_back(self, seed: int) -> tuple[Batches, list[Any]]:
+        """Return batches of nineteen twentieths of the examples, and those of the others, the same each time."""
+        order = torch.randperm(self.size, generator=torch.Generator().manual_seed(seed))
+        count = min(1024, self.size // 20)
+        places = order[count:]
+        lengths = None if self.lengths is None else self.lengths[places]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            held = [self.make(index) for index in order[:count].split(self.batch)]
+        return Batches(len(places), self.batch, lambda index: self.make(places[index]), lengths), held
+
     def _alike(self, order: Tensor) -> list[Tensor]:
         assert self.lengths is not None
         pools = order.split(self.POOL * self.batch)

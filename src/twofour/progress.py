@@ -52,12 +52,12 @@ class Lines:
         """Return the line for a moment on the monotonic clock."""
         spent = now - self._began
         parts = [f"{self._title}: {self._done:,} of {self._total:,}" if self._total else self._title, self._what]
-        parts.append(f"{_minutes(spent)} so far")
+        parts.append(f"{spoken(spent)} so far")
         if self._left is not None and self._total:
-            parts.append(f"about {_minutes(self._left())} left")
+            parts.append(f"about {spoken(self._left())} left")
         elif self._total and self._first < self._done < self._total:
             left = spent / (self._done - self._first) * (self._total - self._done)
-            parts.append(f"about {_minutes(left)} left")
+            parts.append(f"about {spoken(left)} left")
         return ", ".join(filter(None, parts))
 
     def __enter__(self) -> Lines:
@@ -193,7 +193,7 @@ def _bars(stays: bool) -> Bars:
     )
 
 
-def _minutes(seconds: float) -> str:
+def spoken(seconds: float) -> str:
     """Return a duration as people say it: 42 s, 3 min 5 s, 1 h 20 min."""
     whole = round(seconds)
     if whole < 60:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -278,7 +278,7 @@ def _taken(
     if data is None:
         return None
     criteria.require_unsharded(assignment.weights)
-    tell = _log.warning if samples is None else _log.info
+    tell = _log.warning if samples is None and isinstance(data, Sized) else _log.info  # a stream goes on
     count = samples or criteria.wanted(model, [weight for weight, _ in assignment.weights], criterion)
     taken = calibration.take(model, data, count, paired=loss is not None, tell=tell)
     _log.info("calibrated on %d samples", sum(batch.samples for batch in taken))

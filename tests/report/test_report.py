@@ -116,6 +116,18 @@ def test_training_is_drawn_beside_its_control(tmp_path: Path) -> None:
     assert len(lines) == 6 and (lines[0]["points"] or "").startswith("0.000,0.000 25.000,")
 
 
+@pytest.mark.parametrize("kept, after", [(0, 0.5), (2, 0.82), (5, 0.85), (None, 0.85)])
+def test_what_a_training_came_to_is_the_state_that_it_kept(tmp_path: Path, kept: int | None, after: float) -> None:
+    content = trained()
+    content["sparse"]["kept"] = kept
+    (file := tmp_path / "training.json").write_text(json.dumps(content))
+    assert report.read(file).quality[0].scores[-1].value == pytest.approx(after)
+    content["sparse"]["kept"] = 6
+    file.write_text(json.dumps(content))
+    with pytest.raises(ReportError, match="the state after epoch 6 of 5"):
+        report.read(file)
+
+
 def test_records_of_benchmarks_are_charts_or_one_table(tmp_path: Path) -> None:
     few = parsed(RECORDS)
     assert sum(attrs.get("class") == "chart" for _, attrs in few.elements) == len(measure.load(RECORDS)) > 0

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from tests.training.small import Noisy, dense_model, noisy_loader, pair_of_models, recipe
+from tests.training.small import Noisy, noisy_loader, pair_of_models, recipe
 from twofour import masks
 from twofour.errors import MaskError, TrainingError
 from twofour.training import finetune
@@ -17,11 +17,6 @@ def refusal(model, loader=None, **changes) -> str:
     with pytest.raises(TrainingError) as caught:
         finetune(model, noisy_loader() if loader is None else loader, **{**recipe(), **changes})
     return str(caught.value)
-
-
-def test_a_model_without_masks():
-    text = refusal(dense_model())
-    assert "no masks" in text and "try     call twofour.prune" in text
 
 
 def test_an_optimiser_without_the_masked_weights():

@@ -212,11 +212,20 @@ def _trained(content: Mapping[str, Any]) -> tuple[Quality, ...]:
     scores = [
         Score(f"{name}, {when}", _real(value), ours=name == "sparse")
         for name, run in runs
-        for when, value in (("before", run.get("before")), ("after", _list(run["history"])[-1].get("evaluation")))
+        for when, value in (("before", run.get("before")), ("after", _after(run)))
         if isinstance(value, int | float)
     ]
     said = "One run each; the control is the dense model that was trained as long."
     return (Quality("Evaluation", tuple(scores), "", said),) if scores else ()
+
+
+def _after(run: Mapping[str, Any]) -> Any:
+    """Return the evaluation of the state that a run's model has at the end."""
+    history = _list(run["history"])
+    kept = len(history) if run.get("kept") is None else run["kept"]
+    if type(kept) is not int or not 0 <= kept <= len(history):
+        raise ValueError(f"the state after epoch {kept!r} of {len(history)}")
+    return history[kept - 1].get("evaluation") if kept else run.get("before")
 
 
 def _curves(content: Mapping[str, Any]) -> tuple[Curve, ...]:

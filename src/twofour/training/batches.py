@@ -10,7 +10,7 @@ from twofour.calls import call
 from twofour.errors import TrainingError
 from twofour.training import randomness
 
-__all__ = ["Loader", "call", "epoch_batches", "length", "pair", "require_loader", "to_device"]
+__all__ = ["Loader", "call", "empty_loader", "epoch_batches", "length", "pair", "require_loader", "to_device"]
 
 Loader = Iterable[Any]
 _END = object()
@@ -37,6 +37,16 @@ def require_loader(loader: object) -> None:
             wanted="something that yields (input, target) pairs, anew each epoch",
             remedy="pass a DataLoader or a list of batches",
         )
+
+
+def empty_loader() -> TrainingError:
+    """The error for an epoch without a single batch."""
+    return TrainingError(
+        "the loader is empty",
+        got="no batch",
+        wanted="at least one (input, target) pair per epoch",
+        remedy="look at the dataset's length, and at `drop_last` with a batch size beyond it",
+    )
 
 
 def epoch_batches(loader: Loader, seed: int, epoch: int, skip: int = 0) -> Iterator[tuple[Any, Any]]:

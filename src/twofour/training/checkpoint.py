@@ -7,7 +7,7 @@ moment the named file is either the previous checkpoint or the next one, whole.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -76,8 +76,16 @@ def _unwritable(path: Path, error: Exception) -> TrainingError:
     )
 
 
-def read(path: Path) -> dict[str, Any] | None:
+START: dict[str, type | tuple[type, ...]] = {"run": dict, "model": dict, "masks": dict, "notes": list}
+"""Parts of `start.pt`: what a dense model was pruned to before its run."""
+
+
+def read(path: Path, parts: Mapping[str, type | tuple[type, ...]] = PARTS) -> dict[str, Any] | None:
     """The state stored at `path`, None when there is no such file; no code in the file is ever run.
+
+    Args:
+        path: The file.
+        parts: What it must hold: names and types.
 
     Raises:
         FormatError: The file is truncated, damaged, or not a checkpoint of this library and version. It is
@@ -94,7 +102,7 @@ def read(path: Path) -> dict[str, Any] | None:
         raise _malformed(path, "a file of another program")
     if state.get("version") != VERSION:
         raise _malformed(path, f"version {state.get('version')!r}")
-    wrong = [part for part, kind in PARTS.items() if part not in state or not isinstance(state[part], kind)]
+    wrong = [part for part, kind in parts.items() if part not in state or not isinstance(state[part], kind)]
     if wrong:
         raise _malformed(path, f"no {', '.join(wrong)}")
     return state

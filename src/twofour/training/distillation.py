@@ -8,7 +8,6 @@ as Romero et al. 2015, "FitNets" (arXiv 1412.6550), and, for each layer of a tra
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass
@@ -24,9 +23,7 @@ from twofour.calibration import Batch
 from twofour.errors import TrainingError
 from twofour.reconstruction.distances import counted, relative
 from twofour.training.batches import Loader, call, length, pair, require_loader, to_device
-from twofour.training.plan import Loss, Plan, require_called
-
-_log = logging.getLogger("twofour.training")
+from twofour.training.plan import Loss, require_called
 
 Answer = Callable[[Any], Tensor]
 """Takes the tensor that is compared out of what a model answers."""
@@ -229,7 +226,7 @@ class Taught:
         return found
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        device = _device_of(self.teacher)
+        device = device_of(self.teacher)
         for batch in self.loader:
             inputs, target = pair(batch)
             seen = dict[str, Tensor]()
@@ -253,52 +250,7 @@ class Taught:
         return self.answer(output)
 
 
-class Lesson(Taught):
-    """A taught loader with its loss, for a loss that knows nothing of a teacher: the targets say what is compared.
-
-    Args:
-        plan: Of the student, whose loader and loss are taken.
-        teacher: Answers each batch in evaluation mode, as it is by then.
-        who: The teacher, in words, for the log.
-    """
-
-    def __init__(self, plan: Plan, teacher: nn.Module, who: str) -> None:
-        super().__init__(plan.loader, teacher)
-        self._plain, self._who = plan.loss, who
-        self._loss: Loss | None = None
-        self._found: tuple[Kind, Answer] | None = None
-        self._begun = False
-
-    @property
-    def silent(self) -> bool:
-        """Whether the first batch has shown that nothing can be compared."""
-        return self._begun and self._found is None
-
-    def _answered(self, output: Any, inputs: Any, target: Any) -> Tensor | None:
-        if not self._begun:
-            labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
-            self._begin(comparison(output, labels if labels is not None else target))
-        return None if self._found is None else self._found[1](output)
-
-    def _begin(self, found: tuple[Kind, Answer] | None) -> None:
-        self._begun, self._found = True, found
-        if found is None:
-            _log.warning(
-                "nobody teaches the sparse model: %s answers with nothing that could be compared; say what is meant by "
-                "training.Taught(loader, teacher, answer=) and training.distilled(loss, answer=), or teacher=None",
-                self._who,
-            )
-            return
-        kind, answer = found
-        _log.info("%s teaches the sparse model: half of its loss is the distance of their answers, %s", self._who, kind)
-        self._loss = distilled(self._plain, kind=kind, answer=answer)
-
-    def loss(self, output: Any, target: Any) -> Tensor:
-        """Return the loss of a batch of this loader: the plain one where answers cannot be compared."""
-        return self._plain(output, target[0]) if self._loss is None else self._loss(output, target)
-
-
-def _device_of(model: nn.Module) -> torch.device:
+def device_of(model: nn.Module) -> torch.device:
     """Return where a model's inputs go."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
@@ -306,7 +258,7 @@ def _device_of(model: nn.Module) -> torch.device:
 def distilled(
     loss: Loss,
     *,
-    weight: float = 0.5,
+    weight: float | Callable[[Tensor], float] = 0.5,
     temperature: float = 2.0,
     kind: Kind = "classes",
     answer: Answer = answer_of,
@@ -316,7 +268,7 @@ def distilled(
 
     Args:
         loss: The training loss, `loss(output, target)`; it is given the student's output as it is.
-        weight: Share of the teacher, 0 to 1.
+        weight: Share of the teacher, 0 to 1; or a function of the training loss of a batch that tells it.
         temperature: Softens both answers, > 0; for "classes".
         kind: "classes": scores (..., classes), compared by KL divergence of their softmax; "values": tensors of any
             shape such as embeddings or the numbers of a regression, compared by mean squared error; "relative": the
@@ -337,8 +289,9 @@ def distilled(
     """
     require_called("loss", loss)
     require_called("answer", answer)
-    numbers = isinstance(weight, int | float) and isinstance(temperature, int | float)
-    if not numbers or not 0 <= weight <= 1 or not temperature > 0 or kind not in get_args(Kind):
+    share = weight if callable(weight) else lambda own: weight
+    numbers = (callable(weight) or isinstance(weight, int | float)) and isinstance(temperature, int | float)
+    if not numbers or not (callable(weight) or 0 <= weight <= 1) or not temperature > 0 or kind not in get_args(Kind):
         raise TrainingError(
             "the distillation is impossible",
             got=f"weight={weight}, temperature={temperature}, kind={kind!r}",
@@ -358,7 +311,9 @@ def distilled(
             apart = _divergence(ours, dense, temperature)
         else:
             apart = F.mse_loss(ours, dense) if kind == "values" else relative(ours, dense)
-        both = (1 - weight) * loss(output, truth) + weight * apart
+        own = loss(output, truth)
+        teaching = share(own)
+        both = (1 - teaching) * own + teaching * apart
         return both if hidden is None else both + hidden.weight * hidden.distance(states, tokens)
 
     return combined

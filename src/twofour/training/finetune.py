@@ -1,4 +1,4 @@
-"""The paper's workflow after pruning: repeat the original training, optimiser state fresh, same schedule.
+"""The paper's workflow: prune, then repeat the original training, optimiser state fresh, same schedule.
 
 Source: Mishra et al. 2021, "Accelerating Sparse Deep Neural Networks" (arXiv 2104.08378), section 4: prune a
 trained network once, then repeat its training with the mask fixed, same schedule, same number of epochs,
@@ -11,23 +11,26 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
 from twofour import masks
 from twofour.errors import TrainingError
 from twofour.files import named
-from twofour.layers import describe_attached, require_module
+from twofour.layers import require_module
 from twofour.patterns import Pattern
 from twofour.progress import Progress
 from twofour.recipe import Recipe
 from twofour.training import checkpoint as checkpoints
-from twofour.training import loop
+from twofour.training import defaults, loop, warm_start
 from twofour.training.batches import Loader
-from twofour.training.distillation import Lesson, Taught
+from twofour.training.defaults import AUTO, Auto
+from twofour.training.distillation import Taught
+from twofour.training.judge import Keep
+from twofour.training.lesson import Lesson
 from twofour.training.plan import Evaluate, Loss, OptimizerFactory, Plan, ScheduleFactory, SchemeFactory
-from twofour.training.result import Result, Run
+from twofour.training.result import DENSE, Result, Run
 from twofour.training.schemes import gradual
 
 
@@ -35,10 +38,10 @@ def finetune(
     model: nn.Module,
     loader: Loader,
     *,
-    loss: Loss,
-    optimizer: OptimizerFactory,
-    schedule: ScheduleFactory | None = None,
-    epochs: int,
+    loss: Loss | Auto = AUTO,
+    optimizer: OptimizerFactory | Auto = AUTO,
+    schedule: ScheduleFactory | Auto | None = AUTO,
+    epochs: int | Auto = AUTO,
     evaluate: Evaluate | None = None,
     control: nn.Module | None = None,
     checkpoint: str | Path | None = None,
@@ -48,9 +51,23 @@ def finetune(
     clip_norm: float | None = None,
     progress: bool = True,
     scheme: gradual.Patterns | SchemeFactory | None = None,
-    teacher: nn.Module | Literal["control"] | None = None,
+    teacher: nn.Module | Literal["auto", "control"] | None = AUTO,
+    pattern: str | Pattern | Mapping[str, str | Pattern] | Recipe | None = None,
+    prune: Mapping[str, Any] | None = None,
+    held: Loader | None = None,
+    keep: Keep | Literal["auto", "last"] = AUTO,
 ) -> Result:
-    """Train a pruned model again as it was trained before, and the dense model beside it as a control.
+    """Make a dense model sparse and train it, or train a pruned model again as it was trained before.
+
+    Given a dense model it prunes it first, by what `twofour.prune` does with data, here batches of the loader, in
+    another order of the channels where one loses less on data held back. A copy of the dense model teaches: half of
+    the loss of those batches that it answers clearly better. A part of the data is held back from the training, and the
+    state with the least loss on it stands, that before the first step too: what comes back is no worse there than what
+    was pruned. `Result.notes`, and the log at INFO before each part begins, say what is done and what it costs. Given a
+    pruned model nobody teaches and the last state stands, as in the paper, unless `teacher` and `keep` say otherwise.
+
+    The learning rate is rewound: `optimizer` and `schedule` are those of the original training, begun anew. With
+    `control` the dense model is trained beside it as a control, on the same batches.
 
     With `teacher="control"` the control is trained first, by the loss alone, and then teaches: half of the sparse
     model's loss is the distance to the control's answers (Hinton et al. 2015; `distilled`). It costs a forward pass of
@@ -65,21 +82,25 @@ def finetune(
     reached. Every epoch begins with `model.train()`.
 
     With `checkpoint`, a run that was killed continues when called again with the same arguments and a model
-    with the same masks, and ends with the same bits as an uninterrupted run on the same number of threads.
-    Mid-epoch, batches already used are loaded again and left out.
+    with the same masks, or the same dense model, and ends with the same bits as an uninterrupted run on the same number
+    of threads. Mid-epoch, batches already used are loaded again and left out.
 
     Args:
-        model: A model pruned with `twofour.prune`; with `scheme` a dense one.
+        model: A model pruned with `twofour.prune`, or a dense one; with `scheme` a dense one.
         loader: Yields (input, target) pairs, anew each epoch; an input is a tensor, a tuple of positional
             arguments or a dict of keyword arguments. Tensors are moved to the model's device.
-        loss: `loss(output, target)` -> tensor with one element.
-        optimizer: Builds the optimiser from the list of parameters, the same as in the original training.
-        schedule: Builds the learning-rate schedule from the optimiser.
-        epochs: As many as the original training had.
+        loss: `loss(output, target)` -> tensor with one element. "auto": what the first batch asks for: the model's own
+            `loss`, cross entropy or the squared error.
+        optimizer: Builds the optimiser from the list of parameters, the same as in the original training. "auto":
+            AdamW, at a rate of 1e-3 of the typical size of a weight.
+        schedule: Builds the learning-rate schedule from the optimiser; None: the rate stays. "auto": up over the first
+            tenth of the steps and down to nothing as a cosine where the optimiser is "auto" too, else None.
+        epochs: As many as the original training had. "auto": 3, or as many as give 500 steps, 10 at most.
         evaluate: `evaluate(model)` -> a number or a dict of numbers; called in evaluation mode without
             gradients, before the first step and after every epoch.
         control: The dense model, copied before pruning; it gets the same extra training, before the sparse one.
-        checkpoint: Folder for `sparse.pt` and `control.pt`, written at the end of every epoch.
+        checkpoint: Folder for `sparse.pt` and `control.pt`, written at the end of every epoch, and for `start.pt`, what
+            a dense model was pruned to.
         checkpoint_every: Write them also every so many steps within an epoch.
         seed: Fixes the data order and the random numbers the model draws.
         schedule_every: Whether the schedule steps after every "step" or every "epoch".
@@ -90,43 +111,72 @@ def finetune(
             number of steps that attaches a scheme of `twofour.training`, such as `gradual.during("1:4")` and
             `block_thresholds.during((4, 4))` return. Its penalty is added to the loss, but not to what is reported.
         teacher: Who teaches the sparse model: nobody; the "control", where there is one; another model that is trained
-            for the task already. The first batch says how answers are compared: as classes where the targets are
+            for the task already; "auto": the dense model where it is pruned here, else nobody. The first batch says
+            how answers are compared: as classes where the targets are
             whole numbers, or where the answers have `logits` and neither the targets nor `labels` among the inputs are
             floats; else by their values, relative to the teacher's; where they cannot be, a warning says so, and
             nobody teaches. Where the loader brings a teacher already (`Taught`), nobody else teaches.
+        pattern: What a dense model is pruned to, as `twofour.prune` takes it; None: "2:4".
+        prune: Further arguments of `twofour.prune` for it, such as {"skip": ["head"], "permute": False}.
+        held: Batches (input, target) of data that are not trained on, whose loss judges. None: a part of the loader is
+            held back: of a DataLoader that reads in order or shuffles, a twentieth of its samples, 128 to 1024; of a
+            list of ten batches or more, every twentieth batch, or one. Of other loaders the first batches judge, and
+            are trained on too.
+        keep: Which state stands at the end, of the control too: the "last"; that with the least "loss" on data held
+            back; that with the "highest" or "lowest" answer of `evaluate`, of several numbers the first. "auto": "loss"
+            where a dense model is pruned here, else "last".
 
     Returns:
-        The histories of both runs and the difference of their final evaluations.
+        The histories of both runs, the difference of their final evaluations, and what was chosen.
 
     Raises:
-        TrainingError: An argument is impossible, the model has neither masks nor a scheme or has both, the optimiser
+        TrainingError: An argument is impossible, the model has both masks and a scheme, the optimiser
             does not hold all masks, the control is not a dense model of the same shapes, the loader is empty or yields
-            no pairs, the loss is not finite, or the checkpoint is of another run, or another process or thread uses
-            its folder.
+            no pairs, the loss is not finite, a dense model is wrapped for several devices, or the checkpoint is of
+            another run, or another process or thread uses its folder.
         FormatError: The checkpoint is truncated, damaged or foreign. The file is left untouched.
         MaskError: A pruned weight is no longer zero after an epoch.
+        TwofourError: A dense model cannot be pruned: as `twofour.prune`.
     """
-    factory = gradual.during(scheme) if isinstance(scheme, str | Pattern | Mapping | Recipe) else scheme
-    repeated = Plan(
-        loader, loss, optimizer, schedule, epochs, evaluate, seed, schedule_every, clip_norm, checkpoint_every
-    )
-    plan = dataclasses.replace(repeated, scheme=factory)
-    plan.check()
     require_module(model, TrainingError)
-    require_teacher(teacher, model)
-    if factory is None:
-        check_masked(model)
+    factory = gradual.during(scheme) if isinstance(scheme, str | Pattern | Mapping | Recipe) else scheme
+    folder = named(checkpoint, TrainingError, "`checkpoint`") if checkpoint is not None else None
+    options = warm_start.options(model, pattern, prune, scheme=factory is not None, folder=folder)
+    require_teacher(teacher, model, (AUTO, "control"))
     if control is not None:
         check_control(control, model)
-    folder = named(checkpoint, TrainingError, "`checkpoint`") if checkpoint is not None else None
+    settings: dict[str, Any] = {"evaluate": evaluate, "seed": seed, "schedule_every": schedule_every}
+    settings |= {"clip_norm": clip_norm, "checkpoint_every": checkpoint_every, "scheme": factory}
+    left = {"loss": loss, "optimizer": optimizer, "schedule": schedule, "epochs": epochs}
+    best = keep if keep != AUTO else "last" if options is None else "loss"
+    plan, notes = defaults.completed(model, loader, left, settings, best, held)
     with checkpoints.alone(folder), Progress(progress, stays=True) as display:
-        teaches = control if teacher == "control" else teacher
-        plan = _taught(plan, teaches, "the control" if teaches is control else "another model")
-        control_run = None
-        if control is not None:
-            control_run = loop.run(control, repeated, "control", folder and folder / "control.pt", display)
-        sparse_run = loop.run(model, plan, "sparse", folder and folder / "sparse.pt", display)
-    return Result(sparse_run, control_run, seed, _teacher(plan))
+        start = warm_start.begin(model, plan, options, teaches=teacher == AUTO, folder=folder, progress=progress)
+        sparse, dense, who = _runs(model, control, plan, teacher, start.teacher, folder, display)
+    return Result(sparse, dense, seed, who, (*notes, *start.notes))
+
+
+def _runs(
+    model: nn.Module,
+    control: nn.Module | None,
+    plan: Plan,
+    teacher: nn.Module | str | None,
+    own: nn.Module | None,
+    folder: Path | None,
+    display: Progress,
+) -> tuple[Run, Run | None, str | None]:
+    """Train the control, then the sparse model; return both runs and who taught.
+
+    `own` is the copy of the dense model that was pruned here, None where it does not teach.
+    """
+    teaches = own or (control if teacher == "control" else None if isinstance(teacher, str) else teacher)
+    who = DENSE if own is not None else "the control" if teaches is control else "another model"
+    taught, control_run = _taught(plan, teaches, who), None
+    if control is not None:
+        alone = dataclasses.replace(plan, scheme=None)
+        control_run = loop.run(control, alone, "control", folder and folder / "control.pt", display)
+    sparse_run = loop.run(model, taught, "sparse", folder and folder / "sparse.pt", display)
+    return sparse_run, control_run, _teacher(taught)
 
 
 def train(
@@ -155,15 +205,15 @@ def train(
     plan = Plan(loader, loss, optimizer, schedule, epochs, evaluate, seed, schedule_every, clip_norm, checkpoint_every)
     plan.check()
     require_module(model, TrainingError)
-    require_teacher(teacher, model, control=False)
+    require_teacher(teacher, model)
     plan = _taught(plan, teacher, "another model")
     folder = named(checkpoint, TrainingError, "`checkpoint`") if checkpoint is not None else None
     with checkpoints.alone(folder), Progress(progress, stays=True) as display:
         return loop.run(model, plan, name, folder and folder / f"{name}.pt", display)
 
 
-def require_teacher(teacher: object, model: nn.Module, *, control: bool = True) -> None:
-    """Refuse a teacher that is no other model, nor nobody, nor the control where there may be one."""
+def require_teacher(teacher: object, model: nn.Module, words: tuple[str, ...] = ()) -> None:
+    """Refuse a teacher that is no other model, nor nobody, nor one of those known by a word."""
     if teacher is model:
         raise TrainingError(
             "the model cannot teach itself",
@@ -171,14 +221,14 @@ def require_teacher(teacher: object, model: nn.Module, *, control: bool = True) 
             wanted="another model, trained for the task",
             remedy="copy.deepcopy(model) before it is pruned",
         )
-    if teacher is None or isinstance(teacher, nn.Module) or (control and teacher == "control"):
+    if teacher is None or isinstance(teacher, nn.Module) or (isinstance(teacher, str) and teacher in words):
         return
-    named = '"control", ' if control else ""
+    named = "".join(f'"{word}", ' for word in words)
     raise TrainingError(
         "there is no such teacher",
         got=repr(teacher) if isinstance(teacher, str) else type(teacher).__name__,
         wanted=f"{named}a torch.nn.Module that is trained for the task, or None",
-        remedy="leave it out: nobody teaches then",
+        remedy="teacher=None: nobody teaches then",
     )
 
 
@@ -186,25 +236,13 @@ def _taught(plan: Plan, teacher: nn.Module | None, who: str) -> Plan:
     """Return the plan with a teacher, where there is one and the loader brings none."""
     if teacher is None or isinstance(plan.loader, Taught):
         return plan
-    lesson = Lesson(plan, teacher, who)
+    lesson = Lesson(plan, teacher, who, guided=who == DENSE)
     return dataclasses.replace(plan, loader=lesson, loss=lesson.loss, taught=who)
 
 
 def _teacher(plan: Plan) -> str | None:
     """Return who has taught."""
     return None if isinstance(plan.loader, Lesson) and plan.loader.silent else plan.taught
-
-
-def check_masked(model: nn.Module) -> None:
-    """Refuse a model with neither masks nor anything that is trained in its layers."""
-    if not masks.of(model) and not describe_attached(model):  # low bits are trained without masks too
-        raise TrainingError(
-            "the model has no masks, so nothing would stay sparse",
-            got=f"{type(model).__name__} without a masked weight",
-            wanted="a model returned by twofour.prune",
-            remedy='call twofour.prune(model, "2:4") first, or scheme="2:4" prunes meanwhile; for a dense model use '
-            "twofour.training.train",
-        )
 
 
 def check_control(control: nn.Module, model: nn.Module) -> None:

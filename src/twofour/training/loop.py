@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from torch import nn
 from twofour import calls, masks
 from twofour.errors import MaskError, TrainingError, cut
 from twofour.layers import full_tensor
-from twofour.progress import Progress
+from twofour.progress import Progress, spoken
 from twofour.training import batches, randomness
-from twofour.training.plan import Plan, empty_loader
+from twofour.training.judge import require_number
+from twofour.training.plan import Plan
 from twofour.training.result import Epoch, Evaluation, Run
 from twofour.training.trainee import Trainee, ending
 
@@ -41,6 +43,7 @@ def run(model: nn.Module, plan: Plan, name: str, file: Path | None, display: Pro
     """
     with calls.keeping_modes(model), randomness.undisturbed(plan.loader):
         trainee = Trainee.start(name, model, plan, file)
+        pace = Pace(trainee, plan)
         torch.clear_autocast_cache()  # of weights before they were pruned, or read from a file
         steps = batches.length(plan.loader)
         done = 0 if steps is None else trainee.epoch * steps + trainee.step
@@ -48,15 +51,19 @@ def run(model: nn.Module, plan: Plan, name: str, file: Path | None, display: Pro
         with ending(trainee.scheme):
             if not trainee.begun:
                 trainee.before = evaluate(model, plan, -1)
+                trainee.held = trainee.judged(plan, trainee.before, 0)
             while trainee.epoch < plan.epochs:
-                train_epoch(trainee, plan, display)
+                train_epoch(trainee, plan, display, pace)
                 finish_epoch(trainee, plan)
             if trainee.scheme is not None:
                 trainee.scheme.finish()
-    return Run(name, trainee.before, tuple(Epoch(**epoch) for epoch in trainee.history), trainee.seconds)
+        trainee.restore_best()
+    history = tuple(Epoch(**epoch) for epoch in trainee.history)
+    kept = None if trainee.best is None else trainee.best.epoch
+    return Run(name, trainee.before, history, trainee.seconds, trainee.held, kept)
 
 
-def train_epoch(trainee: Trainee, plan: Plan, display: Progress) -> None:
+def train_epoch(trainee: Trainee, plan: Plan, display: Progress, pace: Pace) -> None:
     """The steps of one epoch, or those that are left of it."""
     model, optimizer, schedule = trainee.model, trainee.optimizer, trainee.schedule
     device = next(model.parameters()).device
@@ -87,11 +94,12 @@ def train_epoch(trainee: Trainee, plan: Plan, display: Progress) -> None:
             schedule.step()
         trainee.step += 1
         trainee.loss_sum += value
+        pace.step()
         display.advance(f"loss {value:.4f}")
         if plan.checkpoint_every and trainee.step % plan.checkpoint_every == 0:
             trainee.save()
     if trainee.step == 0:
-        raise empty_loader()
+        raise batches.empty_loader()
 
 
 def finish_epoch(trainee: Trainee, plan: Plan) -> None:
@@ -101,7 +109,8 @@ def finish_epoch(trainee: Trainee, plan: Plan) -> None:
     assert_masks_hold(trainee.model, trainee.epoch)
     loss = trainee.loss_sum / trainee.step
     evaluation = evaluate(trainee.model, plan, trainee.epoch)
-    record = {"epoch": trainee.epoch + 1, "loss": loss, "lr": trainee.lr, "evaluation": evaluation}
+    held = trainee.judged(plan, evaluation, trainee.epoch + 1)
+    record = {"epoch": trainee.epoch + 1, "loss": loss, "lr": trainee.lr, "evaluation": evaluation, "held": held}
     trainee.history.append(record)
     log.info(
         "%s epoch %d of %d: loss %.4f, evaluation %s",
@@ -115,16 +124,29 @@ def finish_epoch(trainee: Trainee, plan: Plan) -> None:
     trainee.save()
 
 
+class Pace:
+    """Tells from the first steps how long a run will take."""
+
+    STEPS = 4
+
+    def __init__(self, trainee: Trainee, plan: Plan) -> None:
+        steps = batches.length(plan.loader)
+        self.left = None if steps is None else (plan.epochs - trainee.epoch) * steps - trainee.step
+        self.name, self.taken, self.since = trainee.name, 0, 0.0
+
+    def step(self) -> None:
+        """One step done; the first is not counted, since much is done for the first time in it."""
+        self.taken += 1
+        if self.taken == 1:
+            self.since = time.perf_counter()
+        elif self.taken == 1 + self.STEPS and self.left is not None:
+            one = (time.perf_counter() - self.since) / self.STEPS
+            log.info("%s run: %d steps at %.3g s, about %s", self.name, self.left, one, spoken(one * self.left))
+
+
 def finite(loss: torch.Tensor, trainee: Trainee) -> float:
     """The loss as a number, checked before the step so that the weights are still those that gave it."""
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        got = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
-        raise TrainingError(
-            "`loss(output, target)` must return one number to minimise",
-            got=str(got),
-            wanted="a tensor with one element",
-            remedy="reduce it, for example with .mean()",
-        )
+    require_number(loss)
     value = float(loss.detach())
     if not math.isfinite(value):
         where = f"epoch {trainee.epoch + 1}, step {trainee.step + 1}"

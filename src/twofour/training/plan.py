@@ -7,17 +7,16 @@ from collections.abc import Callable, Iterator, Mapping
 from numbers import Integral
 from typing import Any, Literal
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from twofour.errors import TrainingError, integer_from, one_of
 from twofour.masks import Mask
-from twofour.training.batches import Loader, length, require_loader
+from twofour.training.batches import Loader, empty_loader, length, require_loader
+from twofour.training.judge import Judge, Loss
 from twofour.training.schemes import Scheme
 
-Loss = Callable[[Any, Any], torch.Tensor]
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
 ScheduleFactory = Callable[[Optimizer], LRScheduler]
 Evaluate = Callable[[Any], float | Mapping[str, float]]
@@ -27,7 +26,10 @@ SchemeFactory = Callable[[nn.Module, int], Scheme]
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The arguments of `finetune` that the sparse run and its control share, and who teaches the sparse run."""
+    """The arguments of `finetune` that the sparse run and its control share, and who teaches the sparse run.
+
+    `judge` chooses the state that stands at the end, None: the last.
+    """
 
     loader: Loader
     loss: Loss
@@ -41,6 +43,7 @@ class Plan:
     checkpoint_every: int | None = None
     scheme: SchemeFactory | None = None
     taught: str | None = None
+    judge: Judge | None = None
 
     def check(self) -> None:
         """Refuse, with a TrainingError, what could only fail later or mean something else than written."""
@@ -72,27 +75,7 @@ class Plan:
             )
         for name in ("loss", "optimizer", "schedule", "evaluate", "scheme"):
             require_called(name, getattr(self, name))
-        require_loader(self.loader)
-        self._require_repeatable()
-
-    def _require_repeatable(self) -> None:
-        """Refuse a loader whose epochs would not follow from (seed, epoch) alone, or has none."""
-        if isinstance(self.loader, Iterator):
-            raise TrainingError(
-                "the loader can be walked only once",
-                got=f"an iterator ({type(self.loader).__name__})",
-                wanted="something to iterate over once per epoch and run",
-                remedy="pass a DataLoader or a list of batches",
-            )
-        if length(self.loader) == 0:
-            raise empty_loader()
-        if getattr(self.loader, "persistent_workers", False):
-            raise TrainingError(
-                "a loader with persistent workers cannot be repeated",
-                got="persistent_workers=True: the workers' random numbers run on from epoch to epoch",
-                wanted="an epoch that follows from (seed, epoch) alone, for the control run and for resuming",
-                remedy="build the DataLoader with persistent_workers=False",
-            )
+        require_repeatable(self.loader)
 
     def attach(self, model: nn.Module) -> Scheme | None:
         """Attach the scheme, if there is one.
@@ -151,6 +134,7 @@ class Plan:
             "seed": self.seed,
             "epochs": self.epochs,
             "batches per epoch": length(self.loader),
+            **({} if self.judge is None else {"keep": self.judge.keep}),
             "clip_norm": self.clip_norm,
             "schedule_every": self.schedule_every,
             "optimiser": type(optimizer).__name__,
@@ -160,14 +144,25 @@ class Plan:
         }
 
 
-def empty_loader() -> TrainingError:
-    """The error for an epoch without a single batch."""
-    return TrainingError(
-        "the loader is empty",
-        got="no batch",
-        wanted="at least one (input, target) pair per epoch",
-        remedy="look at the dataset's length, and at `drop_last` with a batch size beyond it",
-    )
+def require_repeatable(loader: object) -> None:
+    """Refuse what is no loader, and one whose epochs would not follow from (seed, epoch) alone, or has none."""
+    require_loader(loader)
+    if isinstance(loader, Iterator):
+        raise TrainingError(
+            "the loader can be walked only once",
+            got=f"an iterator ({type(loader).__name__})",
+            wanted="something to iterate over once per epoch and run",
+            remedy="pass a DataLoader or a list of batches",
+        )
+    if length(loader) == 0:  # pyright: ignore[reportArgumentType]
+        raise empty_loader()
+    if getattr(loader, "persistent_workers", False):
+        raise TrainingError(
+            "a loader with persistent workers cannot be repeated",
+            got="persistent_workers=True: the workers' random numbers run on from epoch to epoch",
+            wanted="an epoch that follows from (seed, epoch) alone, for the control run and for resuming",
+            remedy="build the DataLoader with persistent_workers=False",
+        )
 
 
 _CALLED = {

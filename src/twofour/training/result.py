@@ -7,6 +7,8 @@ from typing import Any
 
 Evaluation = float | dict[str, float]
 """What `evaluate` answered: one number, or several by name."""
+DENSE = "the dense model"
+"""The teacher of a model that `finetune` has pruned."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,12 +20,14 @@ class Epoch:
         loss: Mean of the loss over the epoch's steps; where a model is taught, the teacher's half included.
         lr: Learning rate of the optimiser's first group at the epoch's last step.
         evaluation: What `evaluate` answered after the epoch, None without one.
+        held: Mean of the loss on data held back after the epoch, None where it does not judge.
     """
 
     epoch: int
     loss: float
     lr: float
     evaluation: Evaluation | None
+    held: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,17 +40,22 @@ class Run:
             figure.
         history: One record per epoch.
         seconds: Working time, added up over the sessions when the run was interrupted.
+        held: Mean of the loss on data held back before the first step, None where it does not judge.
+        kept: The epoch whose state the model has, 0 for that before the first step; None: the last.
     """
 
     name: str
     before: Evaluation | None
     history: tuple[Epoch, ...]
     seconds: float
+    held: float | None = None
+    kept: int | None = None
 
     @property
     def evaluation(self) -> Evaluation | None:
-        """What `evaluate` answered after the last epoch."""
-        return self.history[-1].evaluation
+        """What `evaluate` answered of the state that the model has."""
+        kept = len(self.history) if self.kept is None else self.kept
+        return self.history[kept - 1].evaluation if kept else self.before
 
     @property
     def loss(self) -> float:
@@ -67,12 +76,14 @@ class Result:
         control: The run of the dense model, None when none was handed over.
         seed: The seed both runs had.
         teacher: Who taught the sparse run; None: nobody.
+        notes: What was chosen where the caller left it open, and what it costs, a sentence each.
     """
 
     sparse: Run
     control: Run | None
     seed: int
     teacher: str | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def difference(self) -> Evaluation | None:
@@ -94,6 +105,7 @@ class Result:
             "difference": self.difference,
             "seed": self.seed,
             "teacher": self.teacher,
+            "notes": list(self.notes),
             "seconds": self.seconds,
         }
 
@@ -107,9 +119,15 @@ class Result:
             lines.append("no control: pass control=dense_model, or the figure flatters sparsity")
         elif self.difference is not None:
             lines.append(f"sparse minus control: {_text(self.difference, sign='+')} (one run each, seed {self.seed})")
+        lines += [
+            f"{run.name}: the best state is that {f'after epoch {run.kept}' if run.kept else 'before the training'}"
+            for run in runs
+            if run.kept is not None and run.kept != len(run.history)
+        ]
         if self.teacher is not None:
-            lines.append(f"taught by {self.teacher}: half of the sparse run's loss")
-        return "\n".join(lines)
+            where = ", in batches that it answered clearly better" if self.teacher == DENSE else ""
+            lines.append(f"taught by {self.teacher}: half of the sparse run's loss{where}")
+        return "\n".join([*lines, *self.notes])
 
 
 def _text(evaluation: Evaluation | None, sign: str = "") -> str:

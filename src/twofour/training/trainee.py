@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 import math
@@ -38,12 +39,27 @@ def ending(scheme: Scheme | None) -> Iterator[None]:
         raise
 
 
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """The best state of a run so far.
+
+    Attributes:
+        epoch: After which it was, 0 for before the first step.
+        score: What the judge said: smaller is better.
+        state: A copy of the model's state dict.
+    """
+
+    epoch: int
+    score: float
+    state: dict[str, Any]
+
+
 @dataclasses.dataclass
 class Trainee:
     """The changing state of a run.
 
     `epoch` counts from 0, `step` counts the batches already trained on in this epoch, `random` is the model's
-    random state to go on with in mid-epoch.
+    random state to go on with in mid-epoch, `held` the loss on data held back before the first step.
     """
 
     name: str
@@ -61,6 +77,8 @@ class Trainee:
     before: Evaluation | None = None
     begun: bool = False
     random: randomness.State | None = None
+    best: Best | None = None
+    held: float | None = None
     earlier: float = 0.0
     since: float = dataclasses.field(default_factory=time.perf_counter)
 
@@ -103,7 +121,35 @@ class Trainee:
         }
         if self.scheme is not None:
             state["scheme"] = self.scheme.state_dict()
+        if self.best is not None:
+            best = self.best
+            state["best"] = {"epoch": best.epoch, "score": best.score, "held": self.held, "state": best.state}
         checkpoint.write(self.file, state)
+
+    def judged(self, plan: Plan, evaluation: Evaluation | None, epoch: int) -> float | None:
+        """Keep the model's state if it is the best so far; return its loss on data held back, where that judges."""
+        if plan.judge is None:
+            return None
+        score = plan.judge.score(self.model, evaluation)
+        if self.best is None or score <= self.best.score:
+            self.best = Best(epoch, score, copy.deepcopy(self.model.state_dict()))
+        return score if plan.judge.keep == "loss" else None
+
+    def restore_best(self) -> None:
+        """Give the model its best state, if it is not the one it has; say so."""
+        best = self.best
+        if best is None or best.epoch == len(self.history):
+            return
+        self.model.load_state_dict(best.state)
+        torch.clear_autocast_cache()
+        if best.epoch == 0:
+            log.warning(
+                "%s run: no epoch made the model better than it was before the training, by what judges it; that state "
+                "stands. A lower learning rate or more epochs may do more",
+                self.name,
+            )
+        else:
+            log.info("%s run: the state after epoch %d of %d is the best", self.name, best.epoch, len(self.history))
 
     def resume(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's state; the model is written last, when all else has fitted.
@@ -133,7 +179,7 @@ class Trainee:
             self.loss_sum, self.lr = float(position["loss_sum"]), float(position["lr"])
             self.earlier, threads = float(position["seconds"]), position["threads"]
             self.history, self.before, self.begun = list(state["history"]), state["before"], True
-            self._resume_scheme(state)
+            self._resume_parts(state)
             self.model.load_state_dict(state["model"])
         except TrainingError:
             raise
@@ -152,6 +198,20 @@ class Trainee:
             )
         log.info("%s run continues at epoch %d, step %d", self.name, self.epoch + 1, self.step + 1)
 
+    def _resume_parts(self, state: dict[str, Any]) -> None:
+        """Take up what not every run has: a scheme, and the best state."""
+        self._resume_scheme(state)
+        if (kept := state.get("best")) is None:
+            return
+        mine, theirs = state["model"], kept["state"]
+        if not 0 <= kept["epoch"] <= len(state["history"]) or math.isnan(kept["score"]):
+            raise ValueError(f"the best state is of epoch {kept['epoch']}, {kept['score']}")
+        wrong = [key for key in mine if getattr(theirs.get(key), "shape", ()) != getattr(mine[key], "shape", ())]
+        if mine.keys() != theirs.keys() or wrong:
+            raise ValueError(f"the best state is of another model: {', '.join(wrong[:3])}")
+        self.best = Best(int(kept["epoch"]), float(kept["score"]), theirs)
+        self.held = kept["held"]
+
     def _resume_scheme(self, state: dict[str, Any]) -> None:
         try:
             if self.scheme is not None:
@@ -161,9 +221,9 @@ class Trainee:
 
     def _same_run(self, state: dict[str, Any]) -> None:
         stored, mine = state["run"], self.fingerprint
-        for key, value in mine.items():
-            if not checkpoint.equal(stored.get(key), value):
-                raise self._other_run(key, stored.get(key), value)
+        for key in dict.fromkeys((*mine, *stored)):
+            if not checkpoint.equal(stored.get(key), mine.get(key)):
+                raise self._other_run(key, stored.get(key), mine.get(key))
 
     def _same_model(self, state: dict[str, Any]) -> None:
         stored, mine = state["model"], self.model.state_dict()

@@ -1,0 +1,238 @@
+"""What `finetune` takes where the caller leaves it open: a loss, an optimiser, its schedule, the number of epochs.
+
+The schedule of the original training is not in a model. Where nobody hands it over, the rate is rewound to the top of a
+cycle that suits weights of any size and falls to nothing once more, after Renda et al. 2020, "Comparing Rewinding and
+Fine-tuning" (arXiv 2003.02389), who find that repeating the schedule of rates beats training on at its last rate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, cast, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from twofour import calls
+from twofour.errors import TrainingError, one_of
+from twofour.training import judge, randomness
+from twofour.training.batches import Loader, call, length, to_device
+from twofour.training.distillation import IGNORED, comparison
+from twofour.training.judge import Keep, Loss, first_batch
+from twofour.training.plan import OptimizerFactory, Plan, ScheduleFactory, require_repeatable
+
+log = logging.getLogger("twofour.training")
+
+Auto = Literal["auto"]
+AUTO: Auto = "auto"
+"""Stands for the default of an argument."""
+
+EPOCHS = 3
+"""Epochs, as transformers are fine-tuned (Devlin et al. 2019, arXiv 1810.04805, appendix A.3: 2 to 4)."""
+LEAST_STEPS, MOST_EPOCHS = 500, 10
+"""Steps below which there are more epochs, and how many at most."""
+STEP = 1e-3
+"""Size of a step at the top of the cycle, relative to the typical weight: the rate that Raffel et al. 2020 (arXiv
+1910.10683, section 3.1.2) fine-tune with by Adafactor, whose steps are relative (Shazeer and Stern 2018, arXiv
+1804.04235, section 8)."""
+DECAY = 0.01
+WARM = 0.1
+"""Share of the steps in which the rate rises."""
+
+
+def completed(
+    model: nn.Module, loader: Loader, given: Mapping[str, Any], settings: Mapping[str, Any], keep: str, held: Any
+) -> tuple[Plan, list[str]]:
+    """Return the plan of a training, checked, and what was chosen in it, a sentence each, which the log has too.
+
+    Args:
+        model: What is trained; not changed.
+        loader: As a caller gave it.
+        given: "loss", "optimizer", "schedule" and "epochs", any of them "auto".
+        settings: The other fields of the plan.
+        keep: Which state stands: "last", or what a `Judge` calls best.
+        held: A loader of the data held back for "loss", None for a part of `loader`.
+
+    Raises:
+        TrainingError: As `finetune`.
+    """
+    require_repeatable(loader)
+    notes = list[str]()
+    loss, optimizer, schedule, epochs = (given[name] for name in ("loss", "optimizer", "schedule", "epochs"))
+    cycled = is_auto(optimizer) and is_auto(schedule)
+    if is_auto(loss):
+        loss, name = loss_for(model, loader, settings["seed"])
+        notes.append(f"the loss is {name}")
+    if is_auto(optimizer):
+        optimizer, rate = optimizer_for(model)
+        notes.append(f"AdamW at a rate of {rate:g}{', up and down in one cycle' if cycled else ''}")
+    if is_auto(epochs):
+        epochs = epochs_for(loader)
+        notes.append(f"{epochs} epochs")
+    settings = {**settings, "schedule_every": "step"} if cycled else settings
+    plan = Plan(loader, loss, optimizer, None if is_auto(schedule) else schedule, epochs, **settings)
+    plan.check()
+    plan = _judged(plan, keep, held)
+    if plan.judge is not None and (judging := plan.judge.held) is not None:
+        apart = "held back" if judging.apart else "that are trained on too: held= takes others"
+        notes.append(f"the state with the least loss stands, on {judging.samples} samples {apart}")
+    if cycled and (steps := length(plan.loader)):
+        plan = dataclasses.replace(plan, schedule=cycle(plan.epochs * steps))
+    for note in notes:
+        log.info("%s", note)
+    return plan, notes
+
+
+def is_auto(given: object) -> bool:
+    """Whether an argument is left open."""
+    return isinstance(given, str) and given == AUTO
+
+
+def _judged(plan: Plan, keep: str, held: Any) -> Plan:
+    """Return the plan with what judges its states.
+
+    Raises:
+        TrainingError: There is no such judge, or it lacks what it judges by.
+    """
+    one_of("`keep` is not known", keep, ("last", *get_args(Keep)), TrainingError, '"last" is the state after all steps')
+    if held is not None and keep != "loss":
+        raise TrainingError(
+            "nothing is judged by `held`",
+            got=f"held= and keep={keep!r}",
+            wanted='keep="loss"',
+            remedy='keep="loss" keeps the state with the least loss on it; or leave it out',
+        )
+    if keep == "last":
+        return plan
+    if plan.scheme is not None:
+        raise TrainingError(
+            "the states of a model that becomes sparse meanwhile cannot be compared",
+            got=f"keep={keep!r} with a scheme",
+            wanted='keep="last"',
+            remedy="leave `keep` out",
+        )
+    if keep == "loss":
+        loader = plan.loader
+        loader, judging = judge.hold_back(loader, plan.seed) if held is None else (loader, judge.given(held))
+        return dataclasses.replace(plan, loader=loader, judge=judge.Judge("loss", plan.loss, judging))
+    if plan.evaluate is None:
+        raise TrainingError(
+            f'`keep="{keep}"` has nothing to go by',
+            got="no `evaluate`",
+            wanted="a function of the model that returns a number",
+            remedy='pass evaluate=, or keep="loss"',
+        )
+    return dataclasses.replace(plan, judge=judge.Judge(cast(Keep, keep)))
+
+
+def epochs_for(loader: Loader) -> int:
+    """Return how many epochs: 3, or as many as give 500 steps, 10 at most."""
+    steps = length(loader)
+    return EPOCHS if not steps else max(EPOCHS, min(MOST_EPOCHS, math.ceil(LEAST_STEPS / steps)))
+
+
+def rate_for(model: nn.Module) -> float:
+    """Return `STEP` times the typical size of a weight, to two digits.
+
+    That is the median over the weights of two axes or more of the root mean square of their values that are not zero.
+
+    Raises:
+        TrainingError: There is no such weight.
+    """
+    found = list[float]()
+    for parameter in model.parameters():
+        if parameter.ndim >= 2 and parameter.is_floating_point() and parameter.requires_grad:
+            values = parameter.detach()
+            square, count = float(values.double().square().sum()), int((values != 0).sum())
+            found += [math.sqrt(square / count)] if count and math.isfinite(square) else []
+    if not found:
+        raise TrainingError(
+            "there is no learning rate for this model",
+            got="no weight of two axes that is trained and not zero",
+            wanted="a model with weights, or an optimiser",
+            remedy="pass optimizer=lambda params: torch.optim.AdamW(params, lr=1e-4)",
+        )
+    return float(f"{STEP * float(torch.tensor(found).median()):.1e}")
+
+
+def optimizer_for(model: nn.Module) -> tuple[OptimizerFactory, float]:
+    """Return a factory of AdamW, and its rate.
+
+    Raises:
+        TrainingError: As `rate_for`.
+    """
+    rate = rate_for(model)
+
+    def build(parameters: list[nn.Parameter]) -> Optimizer:
+        return AdamW(parameters, lr=rate, weight_decay=DECAY)
+
+    return build, rate
+
+
+def cycle(steps: int) -> ScheduleFactory:
+    """Return a schedule that rises over the first tenth of the steps and falls to nothing as half a cosine."""
+    rise = max(1, math.ceil(WARM * steps))
+
+    def factor(step: int) -> float:
+        if step < rise:
+            return (step + 1) / rise
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - rise) / max(1, steps - rise))))
+
+    def build(optimizer: Optimizer) -> LRScheduler:
+        return LambdaLR(optimizer, factor)
+
+    return build
+
+
+def loss_for(model: nn.Module, loader: Loader, seed: int) -> tuple[Loss, str]:
+    """Return the loss that the first batch asks for, and its name.
+
+    The model's own, where it answers with a `loss` of one number, as those of transformers do that were given `labels`;
+    cross entropy, where targets are whole numbers, one for each row of scores; the squared error, where they are floats
+    of the answer's shape.
+
+    Raises:
+        TrainingError: None of these, or floats that are all 0 or 1, which may be meant as either.
+    """
+    require_repeatable(loader)
+    inputs, target = first_batch(loader, seed)
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    with calls.evaluating(model), torch.no_grad(), randomness.undisturbed():
+        output = call(model, to_device(inputs, device))
+    own: Any = getattr(output, "loss", None)
+    if isinstance(own, Tensor) and own.numel() == 1:
+        return _own, "the model's own"
+    found = comparison(output, target)
+    if found is not None and isinstance(target, Tensor):
+        kind, answer = found
+        if kind == "classes" and not target.is_floating_point():
+
+            def cross_entropy(output: Any, target: Any) -> Tensor:
+                return F.cross_entropy(answer(output).flatten(0, -2), target.flatten(), ignore_index=IGNORED)
+
+            return cross_entropy, "cross entropy"
+        either = bool(((target == 0) | (target == 1)).all())
+        if target.is_floating_point() and answer(output).shape == target.shape and not either:
+
+            def squared(output: Any, target: Any) -> Tensor:
+                return F.mse_loss(answer(output), target.to(answer(output).dtype))
+
+            return squared, "the squared error"
+    described = f"{target.dtype} {tuple(target.shape)}" if isinstance(target, Tensor) else type(target).__name__
+    raise TrainingError(
+        "the data do not tell which loss is meant",
+        got=f"targets {described} for answers of {type(output).__name__}",
+        wanted="an answer with a `loss`, whole numbers as classes of scores, or floats of the answer's shape that are "
+        "not all 0 or 1",
+        remedy="pass loss=, a function of output and target",
+    )
+
+
+def _own(output: Any, target: Any) -> Tensor:
+    return output.loss

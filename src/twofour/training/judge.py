@@ -1,0 +1,196 @@
+"""Which state of a training stands at its end: what judges them, and the data that are held back for it.
+
+A training that repeats may leave a model worse than it was at the start, and its last state need not be its best. The
+states before the first step and after each epoch are judged; the best is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
+
+from twofour import calls
+from twofour.calibration import Batch
+from twofour.errors import TrainingError
+from twofour.training import randomness
+from twofour.training.batches import Loader, call, empty_loader, epoch_batches, pair, require_loader, to_device
+from twofour.training.result import Evaluation
+
+Loss = Callable[[Any, Any], Tensor]
+Keep = Literal["loss", "highest", "lowest"]
+"""What is best: the least loss on data held back, or the highest or lowest answer of `evaluate`."""
+
+SHARE = 20
+"""One sample, or batch, in so many is held back."""
+LEAST, MOST = 128, 1024
+"""Samples that are held back at least, where they are no more than a tenth, and at most."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """Batches that judge.
+
+    Attributes:
+        batches: Pairs (input, target), the same each time.
+        samples: How many examples they hold.
+        apart: Whether nothing is trained on them.
+    """
+
+    batches: tuple[tuple[Any, Any], ...]
+    samples: int
+    apart: bool
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Tells how good a state of a model is.
+
+    Attributes:
+        keep: What is best.
+        loss: The training loss, for "loss".
+        held: The data for "loss".
+    """
+
+    keep: Keep
+    loss: Loss | None = None
+    held: Held | None = None
+
+    def score(self, model: nn.Module, evaluation: Evaluation | None) -> float:
+        """Return a number that is smaller for a better state; infinity where it is none.
+
+        Args:
+            model: It runs in evaluation mode, for "loss".
+            evaluation: What `evaluate` answered; of several numbers the first counts.
+        """
+        if self.keep == "loss":
+            assert self.loss is not None and self.held is not None
+            found = held_loss(model, self.loss, self.held)
+        else:
+            first = next(iter(evaluation.values()), None) if isinstance(evaluation, Mapping) else evaluation
+            found = math.nan if first is None else -first if self.keep == "highest" else first
+        return found if math.isfinite(found) else math.inf
+
+
+def held_loss(model: nn.Module, loss: Loss, held: Held) -> float:
+    """Return the mean of the loss over batches held back, by their samples; in evaluation mode, without gradients."""
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    total = weight = 0.0
+    with calls.evaluating(model), torch.no_grad(), randomness.undisturbed():
+        for inputs, target in held.batches:
+            found = loss(call(model, to_device(inputs, device)), to_device(target, device))
+            require_number(found)
+            size = max(1, Batch(inputs).samples)
+            total, weight = total + size * float(found), weight + size
+    return total / weight
+
+
+def require_number(loss: object) -> None:
+    """Refuse what a loss function returned unless it is a tensor with one element.
+
+    Raises:
+        TrainingError: It is not.
+    """
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        got = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise TrainingError(
+            "`loss(output, target)` must return one number to minimise",
+            got=str(got),
+            wanted="a tensor with one element",
+            remedy="reduce it, for example with .mean()",
+        )
+
+
+def given(held: Loader) -> Held:
+    """Return the batches of a loader that a caller holds back.
+
+    Raises:
+        TrainingError: It yields none, or no pairs.
+    """
+    require_loader(held)
+    found = _held([pair(batch) for batch in held], apart=True)
+    if not found.batches:
+        raise TrainingError(
+            "there is nothing in `held`",
+            got="no batch",
+            wanted="at least one (input, target) pair, such as a validation loader yields",
+            remedy="leave it out: a part of the loader is held back then",
+        )
+    return found
+
+
+def hold_back(loader: Loader, seed: int) -> tuple[Loader, Held]:
+    """Part a loader into one to train with, and batches that judge.
+
+    Of a DataLoader over a dataset that is read in order or shuffled, samples are held back; of a list, batches. Another
+    loader does not say which samples it yields: the first batches of its first epoch judge, and are trained on too.
+
+    Args:
+        loader: Yields (input, target) pairs, anew each epoch.
+        seed: Which samples are held back follows from it alone.
+
+    Raises:
+        TrainingError: The loader is empty, or yields no pairs.
+    """
+    if isinstance(loader, Sequence) and len(loader) >= SHARE // 2:
+        every = min(SHARE, len(loader))
+        used = [batch for number, batch in enumerate(loader, 1) if number % every]
+        return used, _held([pair(batch) for batch in loader[every - 1 :: every]], apart=True)
+    if (parts := _parted(loader, seed)) is not None:
+        used, judging = parts
+        with randomness.undisturbed(loader):
+            randomness.seed_everything(randomness.derive(seed, 0, "held back"))
+            return used, _held([pair(batch) for batch in judging], apart=True)
+    with randomness.undisturbed(loader):
+        first = list[tuple[Any, Any]]()
+        for batch in epoch_batches(loader, seed, 0):
+            first.append(batch)
+            if sum(Batch(inputs).samples for inputs, _ in first) >= LEAST:
+                break
+    if not first:
+        raise empty_loader()
+    return loader, _held(first, apart=False)
+
+
+def _held(batches: list[tuple[Any, Any]], *, apart: bool) -> Held:
+    return Held(tuple(batches), sum(Batch(inputs).samples for inputs, _ in batches), apart)
+
+
+def _parted(loader: Loader, seed: int) -> tuple[DataLoader[Any], DataLoader[Any]] | None:
+    """Return loaders of two parts of a dataset, as the given one but for that; None where it is not that simple."""
+    if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
+        return None
+    sampler: Any = loader.sampler
+    shuffled = type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
+    if not (shuffled or type(sampler) is SequentialSampler) or type(loader.batch_sampler) is not BatchSampler:
+        return None
+    size = len(loader.dataset)  # pyright: ignore[reportArgumentType]
+    count = min(MOST, max(size // SHARE, min(LEAST, size // 10)))
+    if count == 0 or size - count < (loader.batch_size or 1):
+        return None
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(randomness.derive(seed, 0, "held back")))
+    same: dict[str, Any] = {
+        name: getattr(loader, name)
+        for name in ("batch_size", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn")
+    }
+    same |= {"multiprocessing_context": loader.multiprocessing_context, "prefetch_factor": loader.prefetch_factor}
+    used, judging = (Subset(loader.dataset, part.sort().values.tolist()) for part in (order[count:], order[:count]))
+    training = DataLoader(used, shuffle=shuffled, drop_last=loader.drop_last, generator=loader.generator, **same)
+    return training, DataLoader(judging, **same)
+
+
+def first_batch(loader: Loader, seed: int) -> tuple[Any, Any]:
+    """Return the first pair of the first epoch, as it will come again.
+
+    Raises:
+        TrainingError: The loader is empty, or yields no pairs.
+    """
+    with randomness.undisturbed(loader):
+        for first in epoch_batches(loader, seed, 0):
+            return first
+    raise empty_loader()

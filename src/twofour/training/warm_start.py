@@ -1,0 +1,315 @@
+"""A dense model becomes the start of a sparse training: pruned by what its training data allow, its copy a teacher.
+
+The data are batches of the training itself, from the first epoch on. What it was pruned to is kept beside the
+checkpoints of the run, so that an interrupted run goes on from the same bits without pruning once more.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from twofour import calls, masks, pruning
+from twofour.calibration import Batch
+from twofour.errors import FormatError, TrainingError, TwofourError, cut, explained
+from twofour.layers import describe_attached
+from twofour.training import checkpoint, judge, randomness
+from twofour.training.batches import Loader, epoch_batches, length
+from twofour.training.distillation import Taught
+from twofour.training.plan import Plan
+
+log = logging.getLogger("twofour.training")
+
+FILE = "start.pt"
+_OURS = ("model", "pattern", "simplify", "progress")
+_WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a sparse training begins.
+
+    Attributes:
+        teacher: A copy of the dense model, None where nobody asked for it.
+        notes: What was done, a sentence each.
+    """
+
+    teacher: nn.Module | None
+    notes: tuple[str, ...]
+
+
+class Calibration:
+    """The inputs and targets of a loader's first epoch as calibration data; it counts the batches that are taken."""
+
+    def __init__(self, loader: Loader, seed: int) -> None:
+        self.loader, self.seed, self.taken = loader, seed, 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.taken = 0
+        for inputs, target in epoch_batches(self.loader, self.seed, 0):
+            self.taken += 1
+            yield Batch(inputs, target)
+
+
+def options(model: nn.Module, pattern: Any, given: Any, *, scheme: bool, folder: Path | None) -> dict[str, Any] | None:
+    """Return the arguments of `twofour.prune` that a caller chose; None where the model is not pruned here.
+
+    Args:
+        model: It is pruned if it has neither masks nor low bits, which are trained without masks too.
+        pattern: What it is pruned to; None: "2:4".
+        given: Further arguments, a mapping or None.
+        scheme: Whether a scheme prunes it instead.
+        folder: Of the checkpoints, None for none.
+
+    Raises:
+        TrainingError: `prune` has no such arguments, the model is not pruned here and there are some, or the folder is
+            of a run that began with a dense model.
+    """
+    dense = not scheme and not masks.of(model) and not describe_attached(model)
+    if not dense:
+        require_fresh(folder)
+    if not dense and (pattern is not None or given is not None):
+        raise TrainingError(
+            "the model is not pruned here, so `pattern` and `prune` say nothing",
+            got="a scheme, which prunes meanwhile" if scheme else "a model with masks or low bits",
+            wanted="a dense model, without scheme=",
+            remedy="leave them out; twofour.masks.detach(model) and the dense weights begin anew",
+        )
+    if given is not None and not isinstance(given, Mapping):
+        raise TrainingError(
+            "`prune` cannot be used",
+            got=type(given).__name__,
+            wanted="a mapping of arguments of twofour.prune",
+            remedy='prune={"skip": ["head"]}',
+        )
+    taken = [name for name in inspect.signature(pruning.prune).parameters if name not in _OURS]
+    if wrong := [name for name in given or {} if name not in taken]:
+        raise TrainingError(
+            "`prune` has an argument that cannot be given here",
+            got=repr(wrong[0]),
+            wanted=", ".join(taken),
+            remedy="pattern= is an argument of its own; to simplify, call twofour.simplify first",
+        )
+    return {"pattern": "2:4" if pattern is None else pattern, **(given or {})} if dense else None
+
+
+def cost(model: nn.Module, plan: Plan, *, teaches: bool) -> tuple[str, ...]:
+    """Return what a training will cost beside the model, a sentence each, and log them."""
+    parameters = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    state = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+    parts = [("gradients", parameters), ("the teacher", state * teaches)]
+    parts += [("the best state", state * (plan.judge is not None))]
+    said = ", ".join(f"{name} {size / 2**20:.1f}" for name, size in parts if size)
+    steps = length(plan.loader)
+    taught = (
+        ", each with a forward pass of the dense model, which teaches where it is clearly better" if teaches else ""
+    )
+    amount = f"{plan.epochs} epochs of {f'{steps} steps' if steps else 'a loader without a length'}{taught}"
+    notes = (amount, f"memory in MiB: {said}, and what the optimiser keeps, of AdamW twice the gradients")
+    for note in notes:
+        log.info("%s", note)
+    return notes
+
+
+def begin(
+    model: nn.Module,
+    plan: Plan,
+    options: Mapping[str, Any] | None,
+    *,
+    teaches: bool,
+    folder: Path | None,
+    progress: bool,
+) -> Start:
+    """Prune a dense model in place, or give it the masks and values that it was pruned to before an interruption.
+
+    Args:
+        model: The dense model; an error while it is pruned leaves it as it was.
+        plan: Of its training.
+        options: Arguments of `twofour.prune`, the pattern among them; None: nothing is done.
+        teaches: Whether a copy of the dense model is wanted, where the loader brings no teacher.
+        folder: Of the checkpoints, None for none.
+        progress: Show progress.
+
+    Raises:
+        TrainingError: The model is wrapped or cannot be copied, or the folder is of another run.
+        TwofourError: As `twofour.prune`.
+    """
+    if options is None:
+        return Start(None, ())
+    require_bare(model)
+    _require_trainable(model, plan)
+    teaches = teaches and not isinstance(plan.loader, Taught)
+    costs = cost(model, plan, teaches=teaches)
+    file = folder and folder / FILE
+    run = None if file is None else _fingerprint(model, plan, options)
+    stored = None if file is None else checkpoint.read(file, checkpoint.START)
+    if file is not None and stored is not None and run is not None:
+        _require_same(file, stored["run"], run)
+    teacher = _copied(model) if teaches else None
+    if stored is not None and file is not None:
+        _restore(model, stored, file)
+        notes = tuple(map(str, stored["notes"]))
+        log.info("the masks and values of the interrupted run are taken up from `%s`", file)
+    else:
+        notes = (_pruned(model, plan, options, progress),)
+        log.info("%s", notes[0])
+        if file is not None:
+            state = {"model": model.state_dict(), "masks": masks.state_dict(model), "notes": list(notes)}
+            checkpoint.write(file, {"run": run, **state})
+    return Start(teacher, (*costs, *notes))
+
+
+def require_bare(model: nn.Module) -> None:
+    """Refuse a dense model inside a wrapper for several devices or processes, each of which would prune for itself.
+
+    Raises:
+        TrainingError: It is wrapped.
+    """
+    for name, module in model.named_modules():
+        if type(module).__name__ in _WRAPPERS and type(module).__module__.startswith("torch."):
+            place = f"model.{name}" if name else "model"
+            raise TrainingError(
+                "a model that is wrapped for several devices cannot be pruned here",
+                got=f"{place}, a {type(module).__name__}",
+                wanted="the module inside",
+                remedy=f"finetune(model.module, ...), or twofour.prune({place}.module, ...) first and wrap it then",
+            )
+
+
+def require_fresh(folder: Path | None) -> None:
+    """Refuse a pruned model where the folder is of a run that began with a dense one.
+
+    Raises:
+        TrainingError: It is.
+    """
+    if folder is not None and (folder / FILE).exists():
+        raise TrainingError(
+            f"the checkpoints in `{folder}` are of a run that began with a dense model",
+            got="a model that is pruned already",
+            wanted="the dense model, as the run was given it",
+            remedy="load the dense model again and call finetune with it: what it was pruned to is in the folder",
+        )
+
+
+def _require_trainable(model: nn.Module, plan: Plan) -> None:
+    """Refuse what would only fail after pruning: a loss that is no number, an optimiser or a schedule that is none."""
+    held = plan.judge.held if plan.judge is not None else None
+    first = held.batches[0] if held is not None else judge.first_batch(plan.loader, plan.seed)
+    judge.held_loss(model, plan.loss, judge.Held((first,), 1, apart=False))
+    plan.start(model, {})
+
+
+def _pruned(model: nn.Module, plan: Plan, options: Mapping[str, Any], progress: bool) -> str:
+    """Prune, in a better order of the channels where there is one; return what was done."""
+    data = Calibration(plan.loader, plan.seed)
+    given: dict[str, Any] = {"data": data, "progress": progress, **options}
+    reason = ", which loses no more"
+    with calls.keeping_modes(model), randomness.undisturbed(plan.loader):
+        randomness.seed_everything(randomness.derive(plan.seed, 0, "pruning"))
+        failed = None
+        try:
+            pruning.prune(model, **{"permute": True, **given})
+        except (TwofourError, MemoryError) as error:  # what is not about the order is raised again below
+            failed = error
+        if failed is not None:
+            pruning.prune(model, **given)
+            log.warning("the channels stay in their order, since they could not be permuted: %s", cut(str(failed), 300))
+            reason = f": {explained(failed)}"
+    outcomes = pruning.outcomes(model)
+    patterns = ", ".join(dict.fromkeys(outcome.pattern for outcome in outcomes))
+    by = ", ".join(dict.fromkeys(outcome.criterion for outcome in outcomes))
+    parts = [f"pruned {len(outcomes)} weights to {patterns} by {by}"]
+    if given["data"] is data:
+        parts.append(f"calibrated on the first {data.taken} batches of the loader")
+    if (order := pruning.permutation_report(model)) is not None:
+        parts.append("channels permuted" if order.kept else f"channels in their order{reason}")
+    elif "permute" not in options:
+        parts.append(f"channels in their order{reason}")
+    if (solved := pruning.reconstruction_report(model)) is not None and solved.kept:
+        parts.append("kept values solved together")
+    return "; ".join(parts)
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        copied = copy.deepcopy(model)
+    except Exception as error:
+        raise TrainingError(
+            "the dense model cannot be copied, so that it cannot teach",
+            got=f"{type(error).__name__}: {cut(str(error), 200)}",
+            wanted="a model that copy.deepcopy takes",
+            remedy="teacher=another_copy, or teacher=None: nobody teaches then",
+        ) from error
+    return copied.requires_grad_(False)
+
+
+def _fingerprint(model: nn.Module, plan: Plan, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What must be the same for a run to go on; of options that are no plain values their kind."""
+    plain = {name: repr(value) if _is_plain(value) else type(value).__name__ for name, value in options.items()}
+    plain["pattern"] = str(options["pattern"])
+    return {"seed": plan.seed, "prune": plain, "dense model": _digest(model)}
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple | list):
+        return all(isinstance(item, str) for item in value)
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _digest(model: nn.Module) -> str:
+    """Return a hash over the names and values of a model's state."""
+    found = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        found.update(name.encode())
+        if isinstance(value, Tensor):
+            found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:32]
+
+
+def _require_same(file: Path, stored: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    for key in dict.fromkeys((*mine, *stored)):
+        if stored.get(key) != mine.get(key):
+            raise TrainingError(
+                f"`{file}` is of another run; it is left as it is",
+                got=f"{key}: {cut(str(stored.get(key)), 80)}",
+                wanted=f"{key}: {cut(str(mine.get(key)), 80)}",
+                remedy="pass the same dense model and arguments as the interrupted run, or another checkpoint folder",
+            )
+
+
+def _restore(model: nn.Module, stored: Mapping[str, Any], file: Path) -> None:
+    """Attach the stored masks and load the stored values, or leave the model as it is.
+
+    Raises:
+        FormatError: They do not fit the model.
+    """
+    mine, theirs = model.state_dict(), stored["model"]
+    wrong = [key for key in dict.fromkeys((*mine, *theirs)) if _kind(mine, key) != _kind(theirs, key)]
+    try:
+        if wrong:
+            raise ValueError(f"`{wrong[0]}` is {_kind(theirs, wrong[0])}, of the model {_kind(mine, wrong[0])}")
+        masks.load_state_dict(model, stored["masks"])
+        model.load_state_dict(theirs)
+    except Exception as error:  # each part says in its own way that it cannot be what it is said to be
+        raise FormatError(
+            f"`{file}` cannot be taken up; it is left as it is",
+            got=f"{type(error).__name__}: {cut(str(error), 200)}",
+            wanted="what this model was pruned to, as it was written",
+            remedy="move the folder away to start the run anew",
+        ) from error
+
+
+def _kind(state: Mapping[str, Any], key: str) -> Any:
+    if key not in state:
+        return "absent"
+    value = state[key]
+    return (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else type(value)

@@ -1,0 +1,327 @@
+"""`finetune` given a dense model and little else: pruned, taught, judged, rewound, and the same after a kill."""
+
+import copy
+import functools
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.training.small import Noisy, accuracy, dense_model, noisy_loader, pair_of_models, recipe, same_state
+from twofour import masks
+from twofour.errors import FormatError, LayerError, TrainingError
+from twofour.training import Taught, defaults, distilled, finetune, judge, train, warm_start
+from twofour.training.lesson import Lesson
+from twofour.training.plan import Plan
+
+QUICK = {"reconstruct": False, "permute": False}
+"""What keeps a test of something else short."""
+
+
+@functools.cache
+def converged(seed: int) -> nn.Module:
+    model = dense_model(seed, dropout=0.0)
+    train(model, noisy_loader(), **recipe(epochs=6))
+    return model
+
+
+def trained(seed: int = 0) -> nn.Module:
+    return copy.deepcopy(converged(seed))
+
+
+def optimizer(params):
+    return torch.optim.SGD(params, lr=0.05)
+
+
+def quick(model, loader=None, **changes):
+    given = {"loss": F.cross_entropy, "optimizer": optimizer, "epochs": 2, "progress": False, "prune": QUICK}
+    return finetune(model, noisy_loader() if loader is None else loader, **{**given, **changes})
+
+
+def test_a_dense_model_and_a_loader_are_enough(caplog):
+    caplog.set_level(logging.INFO, logger="twofour.training")
+    model = trained()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.eval()
+    result = finetune(model, noisy_loader(batch=4), evaluate=accuracy, progress=False)
+    assert {name: mask.pattern.name for name, mask in masks.of(model).items()} == {"0.weight": "2:4"}
+    assert not model.training and result.teacher == "the dense model"
+    assert len(result.sparse.history) == 10  # 44 samples, so 11 steps an epoch: 500 steps are out of reach
+    best = min([(result.sparse.held, 0), *((epoch.held, epoch.epoch) for epoch in result.sparse.history)])
+    assert result.sparse.kept == best[1]
+    told = "\n".join(result.notes)
+    for words in ("cross entropy", "AdamW", "10 epochs of 11 steps", "4 samples held back", "by admm", "MiB"):
+        assert words in told
+    assert told.index("MiB") < told.index("pruned 1 weights") and all(note in caplog.text for note in result.notes)
+    assert "teaches in batches that it answers clearly better" in caplog.text and "steps at" in caplog.text
+    assert str(result).endswith(result.notes[-1]) and result.to_dict()["notes"] == list(result.notes)
+    assert any(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_training_that_makes_it_worse_gives_back_where_it_began(caplog):
+    model = trained()
+    found = []
+    result = quick(
+        model,
+        optimizer=lambda params: torch.optim.SGD(params, lr=30.0),
+        clip_norm=1.0,
+        evaluate=lambda m: found.append(copy.deepcopy(m.state_dict())) or accuracy(m),
+    )
+    assert result.sparse.kept == 0 and result.sparse.evaluation == result.sparse.before
+    assert result.sparse.held < min(epoch.held for epoch in result.sparse.history)
+    assert all(torch.equal(value, found[0][name]) for name, value in model.state_dict().items())
+    assert "no epoch made the model better" in caplog.text
+    assert "the best state is that before the training" in str(result)
+
+
+@pytest.mark.parametrize("keep, wanted", [("highest", 2), ("lowest", 1), ("last", None)])
+def test_the_best_state_is_that_which_evaluate_answers_best(keep, wanted):
+    model, _ = pair_of_models()
+    answers, states = iter([0.5, 0.1, 0.9, 0.4]), []
+
+    def evaluate(m):
+        states.append(copy.deepcopy(m.state_dict()))
+        return {"first": next(answers), "second": 0.0}
+
+    result = finetune(model, noisy_loader(), **recipe(epochs=3), evaluate=evaluate, keep=keep)
+    assert result.sparse.kept == wanted and result.notes == ()
+    kept = states[-1 if wanted is None else wanted]
+    assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
+
+
+def test_the_control_keeps_its_best_state_too_and_sees_the_same_data():
+    model = trained()
+    control = copy.deepcopy(model)
+    result = quick(model, control=control, evaluate=accuracy)
+    assert result.control.kept is not None and result.control.held is not None
+    assert result.difference == result.sparse.evaluation - result.control.evaluation
+    assert not masks.of(control)
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stop", [2, 9])
+def test_stopped_it_goes_on_from_the_dense_model_to_the_same_bits(tmp_path, stop):
+    start = trained()
+
+    def after(folder, most, model=None):
+        model, calls = model or copy.deepcopy(start), []
+
+        def loss(output, target):
+            if torch.is_grad_enabled():
+                calls.append(1)
+                if len(calls) > most:
+                    raise Stop
+            return F.cross_entropy(output, target)
+
+        return model, quick(model, loss=loss, checkpoint=folder, checkpoint_every=2, evaluate=accuracy), len(calls)
+
+    model = copy.deepcopy(start)
+    with pytest.raises(Stop):
+        after(tmp_path / "a", stop, model)
+    written = (tmp_path / "a" / "start.pt").stat().st_mtime_ns
+    with pytest.raises(TrainingError, match=r"began with a dense model[\s\S]*load the dense model again"):
+        after(tmp_path / "a", 99, model)
+    resumed, result, calls = after(tmp_path / "a", 99)
+    wanted, whole, all_calls = after(None, 99)
+    assert (tmp_path / "a" / "start.pt").stat().st_mtime_ns == written, "pruned once"
+    assert calls < all_calls and same_state(resumed, wanted)
+    assert result.sparse.history == whole.sparse.history and result.notes == whole.notes
+    assert (result.sparse.held, result.sparse.kept) == (whole.sparse.held, whole.sparse.kept)
+    with pytest.raises(TrainingError, match=r"of another run[\s\S]*dense model: "):
+        after(tmp_path / "a", 99, trained(1))
+    (tmp_path / "a" / "start.pt").write_bytes(b"no checkpoint")
+    with pytest.raises(FormatError, match="cannot be read"):
+        after(tmp_path / "a", 99)
+
+
+def test_a_run_with_a_teacher_is_not_continued_without_one(tmp_path):
+    (model, control), (other, _) = pair_of_models(), pair_of_models()
+    finetune(model, noisy_loader(), **recipe(), teacher=copy.deepcopy(control), checkpoint=tmp_path)
+    with pytest.raises(TrainingError, match=r"of another run[\s\S]*got +teacher: another model"):
+        finetune(other, noisy_loader(), **recipe(), checkpoint=tmp_path)
+
+
+def test_the_callers_optimiser_and_schedule_are_obeyed():
+    rates = []
+
+    class Told(torch.optim.SGD):
+        def step(self, closure=None):
+            rates.append(self.param_groups[0]["lr"])
+            return super().step(closure)
+
+    quick(trained(), optimizer=lambda params: Told(params, lr=0.25))
+    assert set(rates) == {0.25}
+    rates.clear()
+    quick(
+        trained(),
+        optimizer=lambda params: Told(params, lr=0.25),
+        schedule=lambda opt: torch.optim.lr_scheduler.StepLR(opt, 1, 0.5),
+        schedule_every="epoch",
+    )
+    half = len(rates) // 2
+    assert rates == [0.25] * half + [0.125] * half
+    rates.clear()
+    model = trained()
+    schedule = defaults.cycle(20)(Told(model.parameters(), lr=1.0))
+    for _ in range(20):
+        schedule.optimizer.step()
+        schedule.step()
+    assert rates[:2] == [0.5, 1.0] and rates[2] == 1.0 and rates == sorted(rates[:2]) + sorted(rates[2:])[::-1]
+    assert 0 < rates[-1] < 0.01 and schedule.get_last_lr()[0] < 1e-9
+
+
+def test_the_rate_is_that_of_the_weights():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+    for number, layer in enumerate(model, 1):
+        nn.init.constant_(layer.weight, number / 10)
+    model[1].weight.data[:, ::2] = 0  # pruned values do not count
+    build, rate = defaults.optimizer_for(model)
+    assert rate == pytest.approx(2e-4) and build(list(model.parameters())).param_groups[0]["lr"] == rate
+    with pytest.raises(TrainingError, match="no learning rate"):
+        defaults.rate_for(nn.LayerNorm(4))
+    batches = [0] * 40
+    assert [defaults.epochs_for(batches[:n]) for n in (1, 40)] == [10, 10]
+    assert defaults.epochs_for(range(100)) == 5 and defaults.epochs_for(range(9999)) == 3
+    assert defaults.epochs_for(iter(())) == 3
+
+
+def test_one_batch_a_model_in_evaluation_mode_and_a_loader_without_a_length(caplog):
+    x = Noisy()
+
+    class Endless:
+        def __iter__(self):
+            yield x.x, x.y
+
+    for loader in ([(x.x, x.y)], Endless()):
+        model = trained().eval()
+        result = quick(model, loader)
+        assert not model.training and masks.of(model)
+        assert "trained on too: held= takes others" in "".join(result.notes)
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"loader": iter([(torch.zeros(2, 16), torch.zeros(2).long())])}, "walked only once"),
+        ({"loss": lambda out, y: F.cross_entropy(out, y, reduction="none")}, ".mean()"),
+        ({"optimizer": lambda params: None}, "which has no `param_groups`"),
+        ({"keep": "best"}, "one of last, loss, highest, lowest"),
+        ({"keep": "highest"}, "no `evaluate`"),
+        ({"keep": "last", "held": [(torch.zeros(2, 16), torch.zeros(2).long())]}, "nothing is judged by `held`"),
+        ({"held": []}, "nothing in `held`"),
+        ({"prune": {"simplify": True}}, "'simplify'"),
+        ({"prune": ["head"]}, "a mapping of arguments of twofour.prune"),
+        ({"teacher": "dense"}, "no such teacher"),
+        ({"scheme": "2:4", "pattern": "2:4"}, "a scheme, which prunes meanwhile"),
+        ({"scheme": "2:4", "prune": None, "keep": "loss"}, "becomes sparse meanwhile"),
+    ],
+)
+def test_what_is_refused_leaves_the_dense_model_as_it_was(changes, words):
+    model = trained()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(TrainingError) as caught:
+        quick(model, **changes)
+    assert words in str(caught.value)
+    assert not masks.of(model) and all(torch.equal(before[name], p) for name, p in model.state_dict().items())
+
+
+def test_wrappers_for_several_devices_are_refused_by_name():
+    model = trained()
+    with pytest.raises(TrainingError, match=r"model, a DataParallel[\s\S]*finetune\(model.module"):
+        quick(nn.DataParallel(model))
+    with pytest.raises(TrainingError, match=r"model.0, a DataParallel"):
+        quick(nn.Sequential(nn.DataParallel(model)))
+    assert not masks.of(model)
+    with pytest.raises(LayerError, match="nothing in the model can be pruned"):
+        finetune(nn.Linear(16, 4), noisy_loader(), progress=False)
+
+
+def test_a_pruned_model_takes_no_pattern_and_keeps_the_papers_workflow():
+    model, _ = pair_of_models()
+    for given in ({"pattern": "2:4"}, {"prune": {}}):
+        with pytest.raises(TrainingError, match=r"not pruned here[\s\S]*a model with masks"):
+            finetune(model, noisy_loader(), **recipe(), **given)
+    result = finetune(model, noisy_loader(), **recipe())
+    assert (result.teacher, result.notes, result.sparse.kept, result.sparse.held) == (None, (), None, None)
+
+
+def test_the_parts_of_a_loader_share_no_sample():
+    x = torch.arange(400.0).view(-1, 1)
+    for shuffle in (False, True):
+        loader = DataLoader(TensorDataset(x, x), 16, shuffle=shuffle, drop_last=True)
+        used, held = judge.hold_back(loader, 3)
+        judging = torch.cat([inputs for inputs, _ in held.batches]).flatten()
+        training = torch.cat([inputs for inputs, _ in used]).flatten()
+        assert held.apart and held.samples == 40 and len(used) == 22
+        assert not set(judging.tolist()) & set(training.tolist())
+        again = torch.cat([inputs for inputs, _ in judge.hold_back(loader, 3)[1].batches]).flatten()
+        assert torch.equal(judging, again)
+        assert (training.tolist() == sorted(training.tolist())) is not shuffle
+    batches = [(part, part) for part in x.split(10)]
+    used, held = judge.hold_back(batches, 0)
+    assert len(used) == 38 and held.samples == 20 and held.apart
+    sampler = torch.utils.data.WeightedRandomSampler([1.0] * 400, 40)
+    for other in (DataLoader(TensorDataset(x, x), 16, sampler=sampler), batches[:3]):
+        used, held = judge.hold_back(other, 0)
+        assert used is other and not held.apart and held.samples == min(128, sum(len(part[0]) for part in other))
+
+
+@pytest.mark.parametrize(
+    "output, target, name",
+    [
+        (torch.randn(8, 4), torch.zeros(8, dtype=torch.long), "cross entropy"),
+        (torch.randn(8, 4, 5), torch.zeros(8, 5, dtype=torch.long), "cross entropy"),
+        (torch.randn(8, 5, 4), torch.zeros(8, 5, dtype=torch.long), "cross entropy"),
+        (torch.randn(8, 2), torch.randn(8, 2), "squared error"),
+        (SimpleNamespace(loss=torch.tensor(2.0)), None, "own"),
+        (torch.randn(8), torch.ones(8), None),
+        (torch.randn(8, 1), torch.zeros(8, dtype=torch.long), None),
+        ("words", None, None),
+    ],
+)
+def test_the_first_batch_tells_the_loss(output, target, name):
+    class Answering(nn.Module):
+        def forward(self, x):
+            return output
+
+    loader = [(torch.zeros(8, 3), target)]
+    if name is None:
+        with pytest.raises(TrainingError, match=r"which loss is meant[\s\S]*pass loss="):
+            defaults.loss_for(Answering(), loader, 0)
+        return
+    loss, said = defaults.loss_for(Answering(), loader, 0)
+    assert name in said
+    if name == "own":
+        assert loss(output, target) == 2
+    elif name == "squared error":
+        torch.testing.assert_close(loss(output, target), (output - target).square().mean())
+    else:
+        classes = output.movedim(1, -1) if output.shape == (8, 4, 5) else output
+        wanted = F.cross_entropy(classes.reshape(-1, 4), target.flatten())
+        torch.testing.assert_close(loss(output, target), wanted)
+
+
+@pytest.mark.parametrize("right, guided, share", [(-9.0, True, 0.5), (9.0, True, 0.0), (9.0, False, 0.5)])
+def test_a_guiding_teacher_teaches_where_it_is_better(right, guided, share):
+    x, y = torch.randn(8, 4), torch.zeros(8, dtype=torch.long)
+    plan = Plan([(x, y)], F.cross_entropy, optimizer, None, 1)
+    lesson = Lesson(plan, nn.Linear(4, 4), "the dense model", guided=guided)
+    _, target = next(iter(lesson))
+    output = torch.zeros(8, 4)
+    output[:, 0] = right
+    torch.testing.assert_close(lesson.loss(output, target), distilled(F.cross_entropy, weight=share)(output, target))
+
+
+def test_a_loader_that_brings_a_teacher_has_no_other(monkeypatch):
+    monkeypatch.setattr(warm_start, "_copied", lambda model: pytest.fail("nobody asked for a copy"))
+    model = trained()
+    result = quick(model, Taught(noisy_loader(), copy.deepcopy(model)), loss=distilled(F.cross_entropy))
+    assert result.teacher is None and masks.of(model)
+    assert quick(trained(), teacher=None).teacher is None
