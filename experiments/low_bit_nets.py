@@ -70,7 +70,6 @@ def measured(task: Task, model: nn.Module, key: str, seed: int, dense: float, ev
             model's.
     """
     arm = ARMS[key]
-    model.to(memory_format=torch.channels_last)  # as compiled convolutions answer: an average adds in memory's order
     begin = time.perf_counter()
     one_shot = dense
     if arm is not None:

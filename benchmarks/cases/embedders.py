@@ -90,8 +90,7 @@ def onnxruntime(setting: Setting, dtype: str) -> Any:
     def run(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         return session.run(["output"], {"input0": ids, "input1": mask})[0]
 
-    made[0].model = Exchanged(made[0].model, run)
-    return made
+    return _exchanged(made, run)
 
 
 def openvino(setting: Setting, dtype: str) -> Any:
@@ -112,13 +111,23 @@ def openvino(setting: Setting, dtype: str) -> Any:
     def run(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         return np.array(request.infer([ids, mask], share_inputs=True)[0], dtype=np.float32)
 
-    made[0].model = Exchanged(made[0].model, run)
+    return _exchanged(made, run)
+
+
+def _place(made: Any) -> str:
+    """Return the name under which sentence-transformers holds the encoder, 6 as `model`, 5 as `auto_model`."""
+    return "model" if "model" in made[0]._modules else "auto_model"
+
+
+def _exchanged(made: Any, run: Run) -> Any:
+    """Put the runtime there; return it."""
+    setattr(made[0], _place(made), Exchanged(getattr(made[0], _place(made)), run))
     return made
 
 
 def _subject(made: Any) -> Subject:
     inputs = _tokens(made, ["a short sentence", "a sentence that is longer than the first one"])
-    model = LastHidden(made[0].model).eval().requires_grad_(False)
+    model = LastHidden(getattr(made[0], _place(made))).eval().requires_grad_(False)
     return Subject("embedder", "", model, inputs, len(inputs[0]), inputs[0].numel())
 
 

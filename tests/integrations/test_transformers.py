@@ -252,6 +252,7 @@ def test_a_dense_folder_of_int8_is_packed_in_int8(places, tmp_path):
     contents = twofour.export.read(tmp_path / "packed")
     linear = {f"{name}.weight" for name, one in model_of("BertModel").named_modules() if isinstance(one, nn.Linear)}
     assert {name for name, weight in contents.packed.items() if weight.header.pattern == "dense"} == linear
+    assert not (tmp_path / "packed" / "tokenizer_config.json").exists()  # the graph of the file says what a call has
     again = AutoModel.from_pretrained(tmp_path / "packed")
     for given in calls(places["dense"]):
         assert torch.equal(again(**given)[0], fast(**given)[0])

@@ -19,18 +19,19 @@ BATCH = 32
 """Texts of one calibration batch."""
 
 
-def example_of(model: Any, batch: int, length: int) -> dict[str, Tensor] | None:
+def example_of(model: Any, batch: int, length: int, names: Sequence[str] | None = None) -> dict[str, Tensor] | None:
     """Return the keyword arguments of one call, None where none can be made up.
 
-    Sequences hold random tokens and are of different lengths, so that the mask hides some; they come under the names
-    that the tokenizer beside the model gives: a graph holds for calls with the same arguments.
+    Sequences hold random tokens and are of different lengths, so that the mask hides some; a graph holds for calls
+    with the same arguments.
 
     Args:
         model: Of transformers; it may be on the meta device.
         batch: Sequences or images.
         length: Tokens of the longest sequence.
+        names: Of the arguments; default: those that the tokenizer beside the model gives.
     """
-    made = _images(model, batch) if model.main_input_name == "pixel_values" else _sequences(model, batch, length)
+    made = _images(model, batch) if model.main_input_name == "pixel_values" else _sequences(model, batch, length, names)
     if made is None:
         logger.info("layer by layer: no call of %s with `%s` is known", type(model).__name__, model.main_input_name)
     return made
@@ -86,7 +87,7 @@ def _tokenized(tokenizer: Any, texts: Sequence[Any], longest: int | None) -> Ite
         yield dict(tokenizer(*given, **options))
 
 
-def _sequences(model: Any, batch: int, length: int) -> dict[str, Tensor] | None:
+def _sequences(model: Any, batch: int, length: int, names: Sequence[str] | None) -> dict[str, Tensor] | None:
     table = model.get_input_embeddings()
     if model.main_input_name != "input_ids" or not isinstance(table, nn.Embedding):
         return None
@@ -99,7 +100,7 @@ def _sequences(model: Any, batch: int, length: int) -> dict[str, Tensor] | None:
     padding = getattr(model.config.get_text_config(), "pad_token_id", None)
     ids = ids if padding is None else ids.where(mask.bool(), padding)
     known = {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
-    made = {name: known[name] for name in _names(model) if name in known}
+    made = {name: known[name] for name in (_names(model) if names is None else names) if name in known}
     return made | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder and _decodes(model) else {})
 
 

@@ -98,6 +98,14 @@ class Packed:
         else:
             setattr(parent, leaf, nn.Identity())
 
+    @property
+    def names(self) -> list[str] | None:
+        """The arguments that the graph of the file was captured with, None where it has none."""
+        place: Any = self.settings
+        for key in ("graph", "inputs", "dict"):
+            place = place.get(key) if isinstance(place, dict) else None
+        return [*place] if isinstance(place, dict) else None
+
     def loaded(self, model: Any, config: TwoFourConfig, example: Any) -> nn.Module:
         """Free what `model` holds and return the compiled model of the folder; dense weights are never in memory.
 

@@ -57,7 +57,8 @@ class TwoFourQuantizer(HfQuantizer):
         if found is None:
             fast = compiled(model, config)
         else:
-            example = example_of(found.empty, config.batch, config.length) if config.graph else None
+            made_up = found.empty, config.batch, config.length, found.names
+            example = example_of(*made_up) if config.graph else None
             fast = found.loaded(model, config, example)
         _settle(model, fast)
 

@@ -48,9 +48,18 @@ class LowBitConv2d(nn.Conv2d):
         return f"{super().extra_repr()}, {self.__dict__[CARRIED].said}"
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the same for every place of an image; what it is padded with is exactly zero."""
+        """Return the same for every place of an image; what it is padded with is exactly zero.
+
+        Outside training the answer is in channels_last, as kernels give it, whatever the input is in: averages over
+        places add in the order of memory, so that another order behind would not give the same bits.
+        """
         answer = _by_kernels(self, input)
-        return _answer(self, input, math.prod(self.weight.shape[1:])) if answer is None else answer
+        if answer is None:
+            answer = _answer(self, input, math.prod(self.weight.shape[1:]))
+            if not self.training and self.__dict__[CARRIED].widths.inputs is not None:
+                images = answer if answer.ndim == 4 else answer.unsqueeze(0)
+                answer = images.contiguous(memory_format=torch.channels_last).view(answer.shape)
+        return answer
 
 
 Layer = LowBitLinear | LowBitConv2d

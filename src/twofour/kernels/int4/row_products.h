@@ -45,18 +45,18 @@ void quantize_to_rows(const Matmul& a, const Piece<V>& plan, int64_t first, int6
   auto* totals = reinterpret_cast<float*>(piece + Piece<V>::kTotals) + t;
   const auto inverse = V::all(1.0f / scale);
   uint8_t* to = piece + plan.planes + t * 2 * kStep;
-  typename V::I total{};
+  typename V::U total{};  // wraps in a token with a NaN, whose values round to the least int32: its scale is NaN
   for (int64_t k = 0; k < plan.tiles * kInt4Tile; k += V::width) {
     const auto q = (typename V::I)round_x<V>(a, first + t, k, inverse);
-    total += q;
+    total += (typename V::U)q;
     V::store_x((typename V::ints)((q + (Unsigned ? 1 << 15 : 128)) >> 8), to, k, tokens * 2 * kStep);
     V::store_x((typename V::ints)q, to + kStep, k, tokens * 2 * kStep);
     if (!Unsigned && (k + V::width) % plan.group_inputs == 0) {
-      uint32_t sum = 0;  // wraps in a token with a NaN, whose values round to the least int32: its scale is NaN
-      for (int i = 0; i < V::width; i++) sum += static_cast<uint32_t>(total[i]);
+      uint32_t sum = 0;
+      for (int i = 0; i < V::width; i++) sum += total[i];
       *totals = static_cast<float>(static_cast<int32_t>(sum));
       totals += kRowTokens<V>;
-      total = typename V::I{};
+      total = typename V::U{};
     }
   }
 }
