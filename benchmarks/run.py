@@ -384,21 +384,30 @@ def calibrated(
 def training(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16; several, comma separated.")] = "float32,bfloat16",
     schedule: Annotated[str, typer.Option(help='Of the masks: "fixed" or "every=K".')] = "fixed",
-    sequences: Annotated[int, typer.Option(help="Of 128 tokens, in a step.")] = 16,
+    sequences: Annotated[int, typer.Option(help="Of 128 tokens, in a step of blocks.")] = 16,
+    net: Annotated[
+        str, typer.Option(help='"blocks" of a transformer, or "resnet9", a net of convolutions.')
+    ] = "blocks",
+    images: Annotated[int, typer.Option(help="In a step of resnet9.")] = 32,
     without: Annotated[list[str] | None, typer.Option(help="A step to leave out, by its name in the table.")] = None,
     seconds: SecondsOption = 30.0,
     resume: ResumeOption = False,
     record: RecordOption = False,
     json: JsonOption = None,
 ) -> None:
-    """A training step of a transformer block stack: the best dense one, SDGP, 2:4 both ways, all three products."""
+    """A training step of a stack of blocks, or of a net of convolutions: the best dense one, and sparse ones."""
     from cases import training as training_case
 
+    if net not in ("blocks", "resnet9"):
+        raise DataError(f"the net {net!r} is not known", got=net, wanted="blocks, resnet9")
     for kind in dtype.split(","):
         if kind not in training_case.TYPES:
             raise DataError(f"the dtype {kind!r} is not known", got=dtype, wanted="float32, bfloat16")
-        path = place(json, f"training-{kind}", record)
-        cells = training_case.cells([kind], schedule, sequences)
+        of_blocks = net == "blocks"
+        path = place(json, f"training-{kind}" if of_blocks else f"training-{net}-{kind}", record)
+        cells = (
+            training_case.cells([kind], schedule, sequences) if of_blocks else training_case.image_cells([kind], images)
+        )
         measured(cells, training_case.Bench(seconds, without or ()), path, resume, training_case.show)
 
 

@@ -559,6 +559,21 @@ def test_training_times_whole_steps_and_their_parts(
     assert drawn.name == "training-here.svg" and "weight gradient" in drawn.read_text()
 
 
+def test_training_steps_of_a_net_of_convolutions(cases, monkeypatch, capsys: pytest.CaptureFixture[str]):
+    from cases import training
+
+    monkeypatch.setattr(training, "IMAGES_WIDTH", 8)
+    (cell,) = training.image_cells(["float32"], 2)
+    compiled = {training.COMPILED, training.SDGP_COMPILED}
+    record = training.Bench(0.01, [*compiled])(cell)
+    assert set(record.timings) == {*training.IMAGES_DENSE, *training.IMAGES_SPARSE} - compiled
+    assert set(record.baseline) == {training.EAGER, training.LAST}
+    assert set(record.meta["parts"]) == {*training.IMAGES_SPARSE} - compiled
+    assert "wide.0  16 x 200, 512 tokens, float32" in record.meta["plans"][training.SDGP]
+    training.show([record], Console(width=200))
+    assert "SDGP, contiguous" in capsys.readouterr().out
+
+
 @pytest.mark.long
 def test_permutation_writes_efficacy_beside_times(tmp_path: Path):
     out = tmp_path / "r.json"

@@ -1,4 +1,4 @@
-"""Training: a step of a transformer block stack, dense and with 2:4 products, interleaved in one run.
+"""Training: a step of a transformer block stack or of a net of convolutions, dense and with 2:4 products, interleaved.
 
 Dense steps: torch's own (eager), torch.compile, and the fastest dense way of every product as `both_ways` measures it
 (its control: oneDNN where torch's default is slower); the best of the three is the base. Sparse steps: SDGP (rescaled;
@@ -6,6 +6,9 @@ its data gradient sparse where that is measured to be faster, its other products
 that are 2:4 both ways, the same with the kept values alone as parameters (of fixed masks), the first with the unbiased
 2:4 weight gradient. Every step is a whole one: forward, loss, backward, fused AdamW, zero_grad, packing included;
 bfloat16 is autocast with float32 parameters.
+
+Of the net of convolutions (`models/resnet9.py`) the dense steps are torch's in both memory formats and torch.compile
+channels-last, the sparse ones SDGP in both formats and compiled. Its optimiser is fused SGD with momentum.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional
 
+from models.resnet9 import ResNet9
 from twofour import measure
 from twofour.measure import Record
 from twofour.training import both_ways, sdgp
@@ -33,7 +37,11 @@ EAGER, COMPILED, CONTROL = "eager", "torch.compile", "best dense products"
 SDGP, BOTH, KEPT, ALL = "SDGP", "2:4 both ways", "2:4 both ways, packed", "2:4 all three"
 DENSE = (EAGER, COMPILED, CONTROL)
 SPARSE = (SDGP, BOTH, KEPT, ALL)
+LAST, SDGP_PLAIN = "eager, channels-last", "SDGP, contiguous"
+SDGP_COMPILED, SDGP_DENSE = "SDGP, torch.compile", "SDGP, dense products"
+IMAGES_DENSE, IMAGES_SPARSE = (EAGER, LAST, COMPILED), (SDGP, SDGP_COMPILED, SDGP_PLAIN, SDGP_DENSE)
 WIDTH, HIDDEN, HEADS, SEQUENCE, SEQUENCES, DEPTH = 768, 3072, 12, 128, 16, 2
+IMAGES_WIDTH, IMAGES = 128, 32
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -57,12 +65,10 @@ class Block(nn.Module):
 class Step:
     """One training step of a model of its own; calling it runs one."""
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype, sequences: int) -> None:
-        self.model, self.dtype = model, dtype
-        self.optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
-        generator = torch.Generator().manual_seed(1)
-        self.x = torch.randn(sequences, SEQUENCE, WIDTH, generator=generator)
-        self.y = torch.randn(sequences, SEQUENCE, WIDTH, generator=generator)
+    def __init__(
+        self, model: nn.Module, dtype: torch.dtype, x: Tensor, y: Tensor, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self.model, self.dtype, self.x, self.y, self.optimizer = model, dtype, x, y, optimizer
         self.run: Callable[[Tensor], Tensor] = model
         self.handle: Any = None  # of what is attached: the hooks hold it weakly
 
@@ -70,10 +76,32 @@ class Step:
         """What the step runs its forward pass in."""
         return torch.autocast("cpu", self.dtype) if self.dtype is not torch.float32 else nullcontext()
 
+    @classmethod
+    def of_blocks(cls, model: nn.Module, dtype: torch.dtype, sequences: int) -> Step:
+        """Return a step of blocks, with fused AdamW."""
+        generator = torch.Generator().manual_seed(1)
+        x, y = (torch.randn(sequences, SEQUENCE, WIDTH, generator=generator) for _ in range(2))
+        return cls(model, dtype, x, y, torch.optim.AdamW(model.parameters(), 1e-4, fused=True))
+
+    @classmethod
+    def of_images(cls, model: nn.Module, dtype: torch.dtype, images: int, form: torch.memory_format) -> Step:
+        """Return a step of a net of convolutions in a memory format, with fused SGD."""
+        model = cast(Any, model).to(memory_format=form)
+        generator = torch.Generator().manual_seed(1)
+        x = torch.randn(images, 3, 32, 32, generator=generator).contiguous(memory_format=form)
+        y = torch.randint(10, (images,), generator=generator)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9, weight_decay=5e-4, fused=True)
+        return cls(model, dtype, x, y, optimizer)
+
     def forward(self) -> Tensor:
         """Return the loss."""
         with self.autocast():
-            return functional.mse_loss(self.run(self.x).float(), self.y)
+            found = self.run(self.x).float()
+            return (
+                functional.mse_loss(found, self.y)
+                if self.y.is_floating_point()
+                else functional.cross_entropy(found, self.y)
+            )
 
     def __call__(self) -> None:
         """Run the step."""
@@ -108,6 +136,16 @@ def cells(dtypes: Sequence[str], schedule: str, sequences: int = SEQUENCES) -> l
     return [{"case": "training", "dtype": dtype, **fields} for dtype in dtypes]
 
 
+def image_cells(dtypes: Sequence[str], images: int) -> list[dict[str, object]]:
+    """List the same of the net of convolutions."""
+    fields = {
+        "geometry": f"ResNet-9 of width {IMAGES_WIDTH}, {images} images of 32 x 32",
+        "images": images,
+        "threads": 1,
+    }
+    return [{"case": "training", "net": "resnet9", "dtype": dtype, **fields} for dtype in dtypes]
+
+
 class Bench:
     """Measures cells."""
 
@@ -117,16 +155,21 @@ class Bench:
     def __call__(self, cell: dict[str, object]) -> Record:
         """Measure one cell."""
         torch.set_num_threads(1)
-        asked = TYPES[str(cell["dtype"])], str(cell["schedule"]), cast(int, cell["sequences"])
-        made, plans = steps(*asked, self.without, min(0.3, self.seconds))
+        dtype, box = TYPES[str(cell["dtype"])], min(0.3, self.seconds)
+        plans: dict[str, str] = {}
+        if "images" in cell:
+            made = image_steps(dtype, cast(int, cell["images"]), self.without, box)
+        else:
+            made, plans = steps(dtype, str(cell["schedule"]), cast(int, cell["sequences"]), self.without, box)
         for step in made.values():
             step()
-        if SDGP in made:
-            plans[SDGP] = str(made[SDGP].handle.plan)  # it chose in the step before
-        profiles = {name: _profile(step) for name, step in made.items() if name in (CONTROL, *SPARSE)}
+        for name in (SDGP, SDGP_PLAIN):
+            if name in made:
+                plans[name] = str(made[name].handle.plan)  # it chose in the step before
+        profiles = {name: _profile(step) for name, step in made.items() if name in (CONTROL, *SPARSE, *IMAGES_SPARSE)}
         return measure.compare(
             {name: cast(Callable[[], object], step) for name, step in made.items()},
-            baseline=[name for name in DENSE if name in made],
+            baseline=[name for name in (*DENSE, LAST) if name in made],
             seconds=self.seconds,
             repeats=30,
             threads=1,
@@ -142,7 +185,7 @@ def steps(
     torch.manual_seed(0)
     model = nn.Sequential(*[Block() for _ in range(DEPTH)])
     names = [name for name in (*DENSE, *SPARSE) if name not in without and (name != KEPT or schedule == "fixed")]
-    made = {name: Step(copy.deepcopy(model), dtype, sequences) for name in names}
+    made = {name: Step.of_blocks(copy.deepcopy(model), dtype, sequences) for name in names}
     plans: dict[str, str] = {}
     attached: dict[str, dict[str, Any]] = {
         CONTROL: {"kernels": "dense"},
@@ -161,6 +204,25 @@ def steps(
     if COMPILED in made:
         made[COMPILED].run = cast(Callable[[Tensor], Tensor], torch.compile(made[COMPILED].model))
     return made, plans
+
+
+def image_steps(dtype: torch.dtype, images: int, without: Sequence[str], seconds: float = 0.3) -> dict[str, Step]:
+    """Build every step of the net of convolutions on a copy of one model."""
+    torch.manual_seed(0)
+    model = ResNet9(IMAGES_WIDTH)
+    made: dict[str, Step] = {}
+    for name in (*IMAGES_DENSE, *IMAGES_SPARSE):
+        if name not in without:
+            form = torch.contiguous_format if name in (EAGER, SDGP_PLAIN) else torch.channels_last
+            made[name] = Step.of_images(copy.deepcopy(model), dtype, images, form)
+    for name in IMAGES_SPARSE:
+        if name in made:
+            product = "dense" if name == SDGP_DENSE else "auto"
+            made[name].handle = sdgp.attach(made[name].model, "2:4", product=product, seconds=seconds)
+    for name in (COMPILED, SDGP_COMPILED):
+        if name in made:
+            made[name].run = cast(Callable[[Tensor], Tensor], torch.compile(made[name].model))
+    return made
 
 
 def _profile(step: Step) -> dict[str, float]:

@@ -1,11 +1,12 @@
 """Convolutions whose input gradient is computed from a pruned dL/dz; the gradients of weight and bias are exact.
 
-Inside `torch.compile` pruning is an opaque operator, as the data gradient of `sparse_linear.module` is.
+Inside `torch.compile` the data gradient is an opaque operator, as that of `sparse_linear.module` is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -22,6 +23,7 @@ from twofour.training.sparse_linear.implementations import TORCH
 from twofour.training.sparse_linear.module import as_autocast, as_it_is, first_derivative
 from twofour.training.sparse_linear.products import numbered
 from twofour.training.sparse_linear.source import Convolution
+from twofour.training.step_clock import part
 
 CHANNELS_LAST, CONTIGUOUS = "torch channels-last", "torch contiguous"
 """Dense implementations: torch's own in the other memory format than that of the input."""
@@ -34,10 +36,27 @@ def prune(gradient: Tensor, number: int) -> Tensor:
     return source.prune(rows.flatten(1, -2)).view(rows.shape).movedim(-1, 1)
 
 
+def _compiled(
+    gradient: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    number: int,
+) -> Tensor:
+    """Return the input's gradient as compiled graphs were promised it: in the strides of a tensor like x."""
+    found = _data_gradient(numbered(number), gradient, weight, x, (stride, padding, dilation, groups))
+    promised = torch.empty_like(x)
+    return found if found.stride() == promised.stride() else promised.copy_(found)
+
+
 register(
-    "sdgp_prune(Tensor gradient, int number) -> Tensor",
-    lambda gradient, number: torch.empty_like(gradient),
-    CompositeExplicitAutograd=prune,
+    "sdgp_convolution_gradient(Tensor gradient, Tensor x, Tensor weight, int[] stride, int[] padding, int[] dilation, "
+    "int groups, int number) -> Tensor",
+    lambda gradient, x, *others: torch.empty_like(x),
+    CompositeExplicitAutograd=_compiled,
 )
 
 
@@ -51,37 +70,38 @@ class _Convolution(torch.autograd.Function):
         if not torch.compiler.is_compiling():
             ctx.products = numbered(number)  # the graph may outlive the layer
         convolve = functional.conv1d if weight.ndim == 3 else functional.conv2d
-        return convolve(x, weight, bias, *geometry)
+        with nullcontext() if torch.compiler.is_compiling() else part("forward"):
+            return convolve(x, weight, bias, *geometry)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        stride, padding, dilation, groups = ctx.geometry
         gradient, compiling = gradients[0], first_derivative(ctx.number)
-
-        def exact(
-            of: Tensor, wanted: list[bool], like: Tensor = x, kernel: Tensor = weight
-        ) -> tuple[Tensor | None, ...]:
-            transposed, extra = False, [0] * len(stride)
-            geometry = (stride, padding, dilation, transposed, extra, groups)
-            return torch.ops.aten.convolution_backward(of, like, kernel, [len(kernel)], *geometry, wanted)
-
-        def data(left: Tensor, like: Tensor = x, kernel: Tensor = weight) -> Tensor:
-            return cast(Tensor, exact(left, [True, False, False], like, kernel)[0])
-
         dx = dw = db = None
         if ctx.needs_input_grad[0]:
             if compiling:
-                dx = data(torch.ops.twofour.sdgp_prune(gradient, ctx.number))
+                dx = torch.ops.twofour.sdgp_convolution_gradient(gradient, x, weight, *ctx.geometry, ctx.number)
             else:
-                dx = _data_gradient(ctx.products, gradient, weight, x, ctx.geometry, data)
+                dx = _data_gradient(ctx.products, gradient, weight, x, ctx.geometry)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            _, dw, db = exact(gradient, [False, ctx.needs_input_grad[1], ctx.needs_input_grad[2]])
+            wanted = [False, ctx.needs_input_grad[1], ctx.needs_input_grad[2]]
+            with nullcontext() if compiling else part("weight gradient"):
+                _, dw, db = _exact(gradient, x, weight, ctx.geometry, wanted)
         return dx, dw, db, *[None] * 5
 
 
+def _exact(
+    of: Tensor, x: Tensor, weight: Tensor, geometry: tuple[Any, ...], wanted: list[bool]
+) -> tuple[Tensor | None, ...]:
+    """Return those gradients of input, weight and bias that are wanted, as torch computes them."""
+    stride, padding, dilation, groups = geometry
+    transposed, extra = False, [0] * len(stride)
+    whole = (stride, padding, dilation, transposed, extra, groups)
+    return torch.ops.aten.convolution_backward(of, x, weight, [len(weight)], *whole, wanted)
+
+
 def _data_gradient(
-    products: LinearProducts, gradient: Tensor, weight: Tensor, x: Tensor, geometry: tuple[Any, ...], exact: Any
+    products: LinearProducts, gradient: Tensor, weight: Tensor, x: Tensor, geometry: tuple[Any, ...]
 ) -> Tensor:
     """Return the input's gradient of a convolution, in the memory format of x where that has one.
 
@@ -91,20 +111,20 @@ def _data_gradient(
         weight: (out, in, [taps]).
         x: The input, whose sizes and memory format are read.
         geometry: Stride, padding, dilation and groups.
-        exact: What the convolution makes of a pruned gradient: (gradient, an x, weight) -> Tensor.
     """
     pixels = gradient.movedim(1, -1)
     last = not x.is_contiguous()
-    ways = {TORCH: lambda left, _: exact(left.view(pixels.shape).movedim(-1, 1))}
+
+    def exact(left: Tensor, form: torch.memory_format | None) -> Tensor:
+        return _in_format(form, left.view(pixels.shape).movedim(-1, 1), x, weight, geometry)
+
+    ways = {TORCH: lambda left, _: exact(left, None)}
     problem = _problem(weight, x, geometry)
     if x.ndim == 4 and x.is_cpu and _sound(problem.geometry):
         other = torch.contiguous_format if last else torch.channels_last
-        ways[CONTIGUOUS if last else CHANNELS_LAST] = lambda left, _: _in_format(
-            other, left.view(pixels.shape).movedim(-1, 1), x, weight, exact
-        )
+        ways[CONTIGUOUS if last else CHANNELS_LAST] = lambda left, _: exact(left, other)
     convolution = Convolution(weight, problem, last)
-    rows = pixels.flatten(1, -2)
-    return products.run(Call("data", rows, _matrix(weight), dense=ways, convolution=convolution))
+    return products.run(Call("data", pixels.flatten(1, -2), _matrix(weight), dense=ways, convolution=convolution))
 
 
 def _sound(geometry: Geometry) -> bool:
@@ -117,10 +137,15 @@ def _sound(geometry: Geometry) -> bool:
     return inside and geometry.groups == 1 and torch.backends.mkldnn.is_available()
 
 
-def _in_format(form: torch.memory_format, left: Tensor, x: Tensor, weight: Tensor, exact: Any) -> Tensor:
-    """Return the input's gradient computed in another memory format than that of x, which it has in the end."""
-    like = torch.empty_like(x, memory_format=form)  # its sizes alone are read
-    found = exact(left.contiguous(memory_format=form), like, weight.contiguous(memory_format=form))
+def _in_format(
+    form: torch.memory_format | None, left: Tensor, x: Tensor, weight: Tensor, geometry: tuple[Any, ...]
+) -> Tensor:
+    """Return what torch makes of a pruned gradient, in another memory format than that of x where one is given."""
+    wanted = [True, False, False]
+    if form is None:
+        return cast(Tensor, _exact(left, x, weight, geometry, wanted)[0])
+    operands = left.contiguous(memory_format=form), torch.empty_like(x, memory_format=form)  # of x the sizes are read
+    found = cast(Tensor, _exact(*operands, weight.contiguous(memory_format=form), geometry, wanted)[0])
     back = torch.channels_last if form is torch.contiguous_format else torch.contiguous_format
     return found.contiguous(memory_format=back)
 
