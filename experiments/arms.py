@@ -32,7 +32,8 @@ class Arm:
             optimiser and schedule given.
         permuted: Whether channels are permuted first.
         again: Whether the training is repeated.
-        taught: Whether the trained control teaches meanwhile, as `twofour.finetune` has it.
+        taught: Whether the trained control teaches meanwhile, as `twofour.finetune` has it; the dense model where that
+            prunes it.
     """
 
     pattern: str
@@ -108,6 +109,7 @@ AGAIN = (
     Arm("2:4", AUTO, again=True),
     Arm("2:4", AUTO, again=True, taught=True),
     *(Arm("2:4", whole, again=True) for whole in WHOLE),
+    Arm("2:4", "default", again=True, taught=True),
     Arm("4:8", "magnitude", again=True),
     Arm("1:4", "magnitude", again=True),
     Arm("8:2:8", "magnitude", again=True),

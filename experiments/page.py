@@ -44,8 +44,8 @@ How to read it:
   `twofour.prune` does with data by itself: `admm`, then the kept values solved together.
 * **random** keeps random values: what any criterion must beat. Where it ties, the text says so.
 * "default" is what `twofour.finetune` does with the dense model and the optimiser, schedule and epochs of its training,
-  "bare" without optimiser and schedule: pruned by batches of the loader, taught by the dense model, a twentieth of
-  the training data held back to choose the state that stands.
+  "bare" without optimiser and schedule: pruned by batches of the loader, a twentieth of the training data held back to
+  choose the state that stands; "taught" by the dense model.
 * **Goal**: trained again, no more than 0.2 below the control. Most repetitions here are a small part of what the model
   was trained with, which the paper's workflow repeats whole: each table says how much it had.
 * A row names the commit it was measured at. Branches are rebased before they land, so not every one is in the history.

@@ -286,6 +286,7 @@ def _whole(subject: Task, arm: Arm, seed: int) -> Row:
         evaluate=subject.evaluate,
         seed=seed,
         held=held,
+        teacher="dense" if arm.taught else None,
         pattern=arm.pattern,
         prune={"skip": subject.skip, "eligibility": subject.eligibility},
         **({} if arm.criterion == "bare" else original),

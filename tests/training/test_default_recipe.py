@@ -47,7 +47,7 @@ def test_a_dense_model_and_a_loader_are_enough(caplog):
     model = trained()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model.eval()
-    result = finetune(model, noisy_loader(batch=4), evaluate=accuracy, progress=False)
+    result = finetune(model, noisy_loader(batch=4), evaluate=accuracy, teacher="dense", progress=False)
     assert {name: mask.pattern.name for name, mask in masks.of(model).items()} == {"0.weight": "2:4"}
     assert not model.training and result.teacher == "the dense model"
     assert len(result.sparse.history) == 10  # 44 samples, so 11 steps an epoch: 500 steps are out of reach
@@ -120,7 +120,8 @@ def test_stopped_it_goes_on_from_the_dense_model_to_the_same_bits(tmp_path, stop
                     raise Stop
             return F.cross_entropy(output, target)
 
-        return model, quick(model, loss=loss, checkpoint=folder, checkpoint_every=2, evaluate=accuracy), len(calls)
+        given = {"loss": loss, "teacher": "dense", "evaluate": accuracy}
+        return model, quick(model, checkpoint=folder, checkpoint_every=2, **given), len(calls)
 
     model = copy.deepcopy(start)
     with pytest.raises(Stop):
@@ -218,7 +219,7 @@ def test_one_batch_a_model_in_evaluation_mode_and_a_loader_without_a_length(capl
         ({"held": []}, "nothing in `held`"),
         ({"prune": {"simplify": True}}, "'simplify'"),
         ({"prune": ["head"]}, "a mapping of arguments of twofour.prune"),
-        ({"teacher": "dense"}, "no such teacher"),
+        ({"teacher": "me"}, '"dense", "control", a torch.nn.Module'),
         ({"scheme": "2:4", "pattern": "2:4"}, "a scheme, which prunes meanwhile"),
         ({"scheme": "2:4", "prune": None, "keep": "loss"}, "becomes sparse meanwhile"),
     ],
@@ -322,6 +323,7 @@ def test_a_guiding_teacher_teaches_where_it_is_better(right, guided, share):
 def test_a_loader_that_brings_a_teacher_has_no_other(monkeypatch):
     monkeypatch.setattr(warm_start, "_copied", lambda model: pytest.fail("nobody asked for a copy"))
     model = trained()
-    result = quick(model, Taught(noisy_loader(), copy.deepcopy(model)), loss=distilled(F.cross_entropy))
+    taught = Taught(noisy_loader(), copy.deepcopy(model))
+    result = quick(model, taught, loss=distilled(F.cross_entropy), teacher="dense")
     assert result.teacher is None and masks.of(model)
-    assert quick(trained(), teacher=None).teacher is None
+    assert quick(trained()).teacher is None

@@ -51,7 +51,7 @@ def finetune(
     clip_norm: float | None = None,
     progress: bool = True,
     scheme: gradual.Patterns | SchemeFactory | None = None,
-    teacher: nn.Module | Literal["auto", "control"] | None = AUTO,
+    teacher: nn.Module | Literal["dense", "control"] | None = None,
     pattern: str | Pattern | Mapping[str, str | Pattern] | Recipe | None = None,
     prune: Mapping[str, Any] | None = None,
     held: Loader | None = None,
@@ -60,18 +60,19 @@ def finetune(
     """Make a dense model sparse and train it, or train a pruned model again as it was trained before.
 
     Given a dense model it prunes it first, by what `twofour.prune` does with data, here batches of the loader, in
-    another order of the channels where one loses less on data held back. A copy of the dense model teaches: half of
-    the loss of those batches that it answers clearly better. A part of the data is held back from the training, and the
-    state with the least loss on it stands, that before the first step too: what comes back is no worse there than what
-    was pruned. `Result.notes`, and the log at INFO before each part begins, say what is done and what it costs. Given a
-    pruned model nobody teaches and the last state stands, as in the paper, unless `teacher` and `keep` say otherwise.
+    another order of the channels where one loses less on data held back. A part of the data is held back from the
+    training, and the state with the least loss on it stands, that before the first step too: what comes back is no
+    worse there than what was pruned. `Result.notes`, and the log at INFO before each part begins, say what is done and
+    what it costs. Given a pruned model the last state stands, as in the paper, unless `keep` says otherwise.
 
     The learning rate is rewound: `optimizer` and `schedule` are those of the original training, begun anew. With
     `control` the dense model is trained beside it as a control, on the same batches.
 
-    With `teacher="control"` the control is trained first, by the loss alone, and then teaches: half of the sparse
-    model's loss is the distance to the control's answers (Hinton et al. 2015; `distilled`). It costs a forward pass of
-    the control in each step, and the difference is then that of sparsity and teaching together.
+    With `teacher="dense"` a copy of a dense model that is pruned here teaches: half of the loss of those batches that
+    it answers clearly better. With `teacher="control"` the control is trained first, by the loss alone, and then
+    teaches: half of the sparse model's loss is the distance to the control's answers (Hinton et al. 2015;
+    `distilled`). Either costs a forward pass of the teacher in each step, and the difference to the control is then
+    that of sparsity and teaching together.
 
     With `scheme` the model comes dense and becomes sparse meanwhile: `finetune(..., scheme="block:16x16@0.9")` prunes
     it more and more over the first half of the steps (`training.gradual`), the other half repairs.
@@ -110,9 +111,9 @@ def finetune(
             `Recipe` as `twofour.prune` takes them, or a function of the model and the
             number of steps that attaches a scheme of `twofour.training`, such as `gradual.during("1:4")` and
             `block_thresholds.during((4, 4))` return. Its penalty is added to the loss, but not to what is reported.
-        teacher: Who teaches the sparse model: nobody; the "control", where there is one; another model that is trained
-            for the task already; "auto": the dense model where it is pruned here, else nobody. The first batch says
-            how answers are compared: as classes where the targets are
+        teacher: Who teaches the sparse model: nobody; the "control", where there is one; the "dense" model, where it is
+            pruned here; another model that is trained for the task already. The first batch says how answers are
+            compared: as classes where the targets are
             whole numbers, or where the answers have `logits` and neither the targets nor `labels` among the inputs are
             floats; else by their values, relative to the teacher's; where they cannot be, a warning says so, and
             nobody teaches. Where the loader brings a teacher already (`Taught`), nobody else teaches.
@@ -142,7 +143,7 @@ def finetune(
     factory = gradual.during(scheme) if isinstance(scheme, str | Pattern | Mapping | Recipe) else scheme
     folder = named(checkpoint, TrainingError, "`checkpoint`") if checkpoint is not None else None
     options = warm_start.options(model, pattern, prune, scheme=factory is not None, folder=folder)
-    require_teacher(teacher, model, (AUTO, "control"))
+    require_teacher(teacher, model, ("control",) if options is None else ("dense", "control"))
     if control is not None:
         check_control(control, model)
     settings: dict[str, Any] = {"evaluate": evaluate, "seed": seed, "schedule_every": schedule_every}
@@ -151,7 +152,7 @@ def finetune(
     best = keep if keep != AUTO else "last" if options is None else "loss"
     plan, notes = defaults.completed(model, loader, left, settings, best, held)
     with checkpoints.alone(folder), Progress(progress, stays=True) as display:
-        start = warm_start.begin(model, plan, options, teaches=teacher == AUTO, folder=folder, progress=progress)
+        start = warm_start.begin(model, plan, options, teaches=teacher == "dense", folder=folder, progress=progress)
         sparse, dense, who = _runs(model, control, plan, teacher, start.teacher, folder, display)
     return Result(sparse, dense, seed, who, (*notes, *start.notes))
 

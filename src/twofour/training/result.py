@@ -8,7 +8,7 @@ from typing import Any
 Evaluation = float | dict[str, float]
 """What `evaluate` answered: one number, or several by name."""
 DENSE = "the dense model"
-"""The teacher of a model that `finetune` has pruned."""
+"""The teacher of a model that `finetune` has pruned, in words."""
 
 
 @dataclasses.dataclass(frozen=True)
