@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from twofour.compiler import choose, fused_matmuls, ragged
+from twofour.compiler import attention_int8, choose, fused_matmuls, ragged
 from twofour.compiler import graph as compiled_graph
 from twofour.graph import Executor
 from twofour.graph.executor.replay import Arena, Replay
@@ -53,3 +53,4 @@ def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_graph, "_engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, 0.0))
     monkeypatch.setattr(ragged, "_raced", lambda *_: ({"padded": 2.0, "packed": 1.0}, 0.0))
     monkeypatch.setattr(fused_matmuls, "together_and_apart", lambda *_: ({"together": 1.0, "apart": 2.0}, 0.0))
+    monkeypatch.setattr(attention_int8, "_raced", lambda *_: ({"bfloat16": 1.0, "int8": 2.0}, 0.0))

@@ -1,4 +1,4 @@
-"""Activations between layers in bytes: who writes them, what they compute, and what stays as it is."""
+"""Activations between layers in bytes: who writes them, what they compute, what stays as it is; attention in int8."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 import twofour
 from tests.graph.small import Encoder, GatedBlock
-from twofour.compiler import fused_matmuls, graph_rewrites
+from twofour.compiler import attention_int8, fused_matmuls, graph_rewrites
 from twofour.compiler import graph as compiled_graph
+from twofour.compiler.attention_int8 import IN_INT8
 from twofour.compiler.handed_bytes import IN_BYTES
 from twofour.measure.distance import distance
 
@@ -141,3 +142,60 @@ def test_a_token_that_is_not_finite_stays_by_itself(every_isa: str) -> None:
     same = [row for row in range(40) if row not in (3, 7)]
     assert torch.equal(fast(broken)[same], fast(x)[same])
     assert fast(broken)[[3, 7]].isfinite().all(), "a number outside of a static range takes its end, a NaN its least"
+
+
+@pytest.fixture
+def faster_in_int8(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_int8, "_raced", lambda *_: ({"bfloat16": 2.0, "int8": 1.0}, 0.0))
+
+
+@pytest.mark.parametrize("calibrated", [True, False])
+def test_attention_in_int8(
+    encoder: tuple[nn.Module, tuple[Tensor, Tensor]], faster_in_int8: None, calibrated: bool, tmp_path: Path
+) -> None:
+    model, example = encoder
+    fast = compiled(model, *example, data=[example] if calibrated else None)
+    account = fast.plan.account
+    assert account.rewrites[IN_INT8] == 2 and f"{IN_INT8} 2" in str(fast.plan)
+    said = "attention: in int8 takes 0.50 of the time that it takes in bfloat16; with it the answer on the example is"
+    assert said in str(fast.plan)
+    assert [time.calls for time in account.after if time.operator == IN_INT8] == [2]
+    layers = twofour.compile(model, example, dtype="int8", graph=False, tokens=(1, 32), data=[example])
+    for rows, length in (SHAPE, (1, 1), (3, 7), (1, 19)):
+        given = example[0][:1, :length].repeat(rows, 1), torch.ones(rows, length)
+        layer_wise = distance([layers(*given)], [model(*given)])
+        assert distance([fast(*given)], [model(*given)]) <= 1.5 * layer_wise + 2**-6
+    twofour.save(fast, tmp_path / "model.safetensors")
+    loaded = twofour.load(tmp_path / "model.safetensors", Encoder(layers=2), graph=True, example=example)
+    assert loaded.plan.account.rewrites[IN_INT8] == 2
+    assert torch.equal(loaded(*example), fast(*example))
+
+
+def test_padding_changes_no_bit_of_attention_in_int8(
+    encoder: tuple[nn.Module, tuple[Tensor, Tensor]], faster_in_int8: None
+) -> None:
+    model, example = encoder
+    fast = compiled(model, *example, data=[example])
+    mask = torch.ones(SHAPE)
+    mask[1, 11:] = 0
+    found = fast(example[0], mask)
+    with twofour.calls.without_fast_paths():
+        padded = fast(example[0], mask)
+    alone = fast(example[0][1:, :11], mask[1:, :11])
+    assert torch.equal(found[1, :11], alone[0]) and torch.equal(padded[1, :11], alone[0])
+
+
+def test_why_attention_stays_in_floats(
+    encoder: tuple[nn.Module, tuple[Tensor, Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, example = encoder
+    slower = compiled(model, *example, data=[example])
+    assert slower.plan.account.rewrites[IN_INT8] == 0
+    assert "attention: in bfloat16: in int8 takes 2.00 of the time that it takes in bfloat16" in str(slower.plan)
+    monkeypatch.setattr(attention_int8, "_raced", lambda *_: ({"bfloat16": 2.0, "int8": 1.0}, 0.0))
+    monkeypatch.setattr(attention_int8, "MORE", 0.0)
+    moved = compiled(model, *example, data=[example])
+    assert moved.plan.account.rewrites[IN_INT8] == 0 and "but with it the answer on the example is" in str(moved.plan)
+    assert torch.equal(moved(*example), slower(*example))
+    floats = twofour.compile(model, example, graph=True, tokens=(1, 32))
+    assert IN_INT8 not in floats.plan.account.rewrites and "attention:" not in str(floats.plan)

@@ -29,6 +29,7 @@ from tests.fuzz.targets import judge, target
 from tests.native import border_cases
 from twofour import export, native
 from twofour.cli import app
+from twofour.compiler import attention_int8
 from twofour.errors import ExportError
 from twofour.export.runtime import include
 from twofour.export.runtime import library as libtwofour
@@ -153,6 +154,20 @@ def test_a_models_answers_are_pythons_bit_for_bit(name: str, tmp_path: Path) -> 
         assert {one: shape for one, _, shape in model.described("input", program)} == done.inputs[program]
         for _ in range(3):  # the second run finds the first one's memory
             same_bits(model.run(given, program), want)
+
+
+def test_so_are_those_of_attention_in_int8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_int8, "_raced", lambda *_: ({"bfloat16": 2.0, "int8": 1.0}, 0.0))
+    monkeypatch.setenv("TWOFOUR_CACHE", "off")  # these times are for no other test
+    torch.manual_seed(0)
+    given = {"input_ids": torch.randint(50, (3, 9)), "attention_mask": (torch.arange(9) < 6).long().repeat(3, 1)}
+    fast = twofour.compile(
+        twofour.prune(Words().eval(), "2:4"), given, "int8", graph="native", tokens=(1,), data=[given]
+    )
+    assert fast.plan.account.rewrites["attention in int8"] == 1
+    export.to_runtime(fast, tmp_path / "model.2f4", given)
+    with torch.inference_mode():
+        same_bits(lib.Model(tmp_path / "model.2f4").run(given), named(fast(**given)))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,15 @@ import torch
 
 from tests.conftest import threads
 from twofour.errors import KernelError
-from twofour.kernels.attention import attention, attention_of_columns, attention_of_windows, reference
+from twofour.kernels.attention import (
+    attention,
+    attention_of_columns,
+    attention_of_sequences,
+    attention_of_windows,
+    reference,
+    whole_reference,
+)
+from twofour.kernels.attention.cpu import MOST_KEYS
 from twofour.kernels.quantization import Quantization, quantize_input
 
 SETTINGS = hypothesis.settings(
@@ -281,3 +289,143 @@ def test_finite_masks_of_any_size(isa: str, queries: int, lowest: float) -> None
     check(q, k, v, mask)
     mask[0, 9] = 0.5
     check(q, k, v, mask)
+
+
+def in_int8(q, k, v, mask=None, scale=None, causal=False, unseen=0.0, ranged=(0.0, 0)):
+    """Attention in int8 of (batch, heads, rows, width) alike, as columns of products."""
+    columns = [t.bfloat16().transpose(1, 2).flatten(2) for t in (q, k, v)]
+    sizes, width = tuple(t.shape[-1] for t in columns), q.shape[-1]
+    given = (0, 0, 0), sizes, width, mask, scale, causal, unseen, *ranged
+    got = attention_of_columns(*columns, *given, int8=True)
+    return got.unflatten(-1, (-1, width)).transpose(1, 2)
+
+
+@hypothesis.settings(SETTINGS, max_examples=6)
+@hypothesis.given(
+    sizes=st.tuples(
+        *(st.integers(least, most) for least, most in ((1, 2), (1, 2), (1, 2), (4, 40), (1, 140), (1, 70)))
+    ),
+    kind=st.sampled_from(["none", "added", "added for all", "kept", "kept for all", "causal", "negative scale"]),
+)
+def test_int8_is_its_reference_to_the_bit(every_isa: str, sizes: tuple[int, ...], kind: str) -> None:
+    q, k, v = (t.bfloat16() for t in operands(*sizes, sizes[-1]))
+    for_all, each = (q.shape[0], 1, 1, k.shape[2]), (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    masks = {
+        "added": torch.randn(each).masked_fill(torch.rand(each) > 0.8, -torch.inf),
+        "added for all": torch.randn(for_all).masked_fill(torch.rand(for_all) > 0.7, -3e38),
+        "kept": torch.rand(each) > 0.5,
+        "kept for all": torch.rand(for_all) > 0.5,
+    }
+    options = {"causal": kind == "causal", "scale": -0.7 if kind == "negative scale" else None}
+    k[..., 0] += 9  # a column that stands apart from the others
+    want = whole_reference(q, k, v, masks.get(kind), **options)
+    assert torch.equal(in_int8(q, k, v, masks.get(kind), **options), want.bfloat16())
+    found = Quantization.of_range(-0.4, 0.7)
+    assert found.x_scale is not None
+    whole = in_int8(q, k, v, masks.get(kind), **options, ranged=(found.x_scale, found.x_zero))
+    assert whole.dtype is torch.uint8 and torch.equal(whole, quantize_input(want, found)[0])
+
+
+@pytest.mark.parametrize("width", [32, 80])
+@pytest.mark.parametrize("keys", [5, 301])
+@pytest.mark.parametrize("size", [1.0, 4.0])
+def test_int8_is_as_near_as_its_bytes_allow(every_isa: str, width: int, keys: int, size: float) -> None:
+    """The bound of README.md, for each number."""
+    q, k, v = (t.bfloat16() for t in operands(1, 2, 1, 9, keys, width, width))
+    q, k = q * size, k + 3 * torch.randn(width).bfloat16()
+    exact = [t.double() for t in (q, k, v)]
+    want = reference(*exact)
+    spans = [(t.amax(2, keepdim=True) - t.amin(2, keepdim=True)) / 2 for t in exact[1:]]
+    apart = exact[1] - (exact[1].amax(2, keepdim=True) + exact[1].amin(2, keepdim=True)) / 2
+    steps = exact[0].abs().amax(-1, keepdim=True) / 127, spans[0].amax(-1, keepdim=True) / 127
+    off = (
+        steps[0] * apart.abs().sum(-1)[:, :, None] + steps[1] * (exact[0].abs() + steps[0]).sum(-1, keepdim=True)
+    ) / 2
+    off = off.amax(-1, keepdim=True) * width**-0.5  # of a score
+    scores = exact[0] @ exact[1].mT * width**-0.5
+    most = (scores - scores.amax(-1, keepdim=True)).exp().sum(-1, keepdim=True)
+    moved = (2 * off).exp() * (1.01 + keys / (255 * most)) - 1
+    bound = spans[1] * (moved + 1 / 254) * (1 + 2**-8) + 2**-8 * want.abs() + 1e-5
+    got = in_int8(q, k, v).double()
+    assert ((got - want).abs() <= bound).all()
+    if size == 1.0:  # and much nearer on the whole
+        assert (got - want).norm() <= 0.03 * (want - want.mean()).norm() + 2e-3 * want.norm()
+
+
+def test_int8_keeps_keys_that_nobody_sees_out_of_its_ranges(every_isa: str) -> None:
+    q, k, v = (t.bfloat16() for t in operands(2, 3, 1, 17, 40, 32, 32))
+    seen = torch.arange(40) < 29
+    for hidden in (1e30, torch.inf, torch.nan):
+        for t in (k, v):
+            t[:, :, 29:] = hidden
+        want = in_int8(q, k[:, :, :29], v[:, :, :29])
+        assert torch.equal(in_int8(q, k, v, seen[None, None, None]), want) and want.isfinite().all()
+        added = torch.zeros(40).masked_fill(~seen, -torch.inf)
+        torch.testing.assert_close(in_int8(q, k, v, added), in_int8(q, k[:, :, :29], v[:, :, :29], added[:29]))
+
+
+def test_int8_of_numbers_that_are_not_finite(every_isa: str) -> None:
+    q, k, v = (t.bfloat16() for t in operands(2, 2, 1, 14, 20, 32, 32))
+    want = in_int8(q, k, v)
+    for odd in (torch.nan, torch.inf, -torch.inf):
+        for index, place in ((0, (1, 0, 13, 5)), (1, (0, 1, 19, 31)), (2, (1, 1, 3, 7))):
+            given = [q.clone(), k.clone(), v.clone()]
+            given[index][place] = odd
+            got, broken = in_int8(*given), torch.zeros_like(want, dtype=torch.bool)
+            reached = {0: (1, 0, 13), 1: (0, 1), 2: (1, 1, slice(None), 7)}[index]
+            broken[reached] = True
+            assert got[broken].isnan().all() and torch.equal(got[~broken], want[~broken])
+            assert torch.equal(got.nan_to_num(), whole_reference(*given).bfloat16().nan_to_num())
+    for mask in (torch.full((1, 1, 14, 20), torch.inf), torch.full((14, 20), torch.nan)):
+        assert in_int8(q, k, v, mask).isnan().all(), "as a softmax in floats"
+    large = in_int8(q * 1e37, k * 1e37, v)
+    assert large.isnan().all(), "scores that float32 does not hold"
+    same = in_int8(torch.zeros_like(q), k, v)
+    torch.testing.assert_close(same, v.float().mean(2, keepdim=True).expand_as(same).bfloat16(), atol=0.03, rtol=0.03)
+
+
+@pytest.mark.parametrize("unseen", [0.0, torch.nan])
+def test_int8_of_a_query_that_sees_no_key(every_isa: str, unseen: float) -> None:
+    q, k, v = (t.bfloat16() for t in operands(1, 2, 1, 6, 21, 16, 16))
+    for mask in (torch.ones(6, 21, dtype=torch.bool), torch.zeros(6, 21)):
+        mask[2] = False if mask.dtype is torch.bool else -torch.inf
+        got = in_int8(q, k, v, mask, unseen=unseen)
+        assert torch.equal(got.nan_to_num(7), whole_reference(q, k, v, mask, unseen=unseen).bfloat16().nan_to_num(7))
+        assert got[:, :, 2].isnan().all() if unseen else not got[:, :, 2].any()
+    nothing = in_int8(q, k[:, :, :0], v[:, :, :0], unseen=unseen)
+    assert nothing.shape == q.shape and not nothing.any()  # a sum of nothing is 0
+    nobody = in_int8(q, k, v, torch.zeros(1, 1, 1, 21, dtype=torch.bool), unseen=unseen)
+    assert nobody.isnan().all() if unseen else not nobody.any()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("count", [1, 2])
+def test_int8_inside_each_sequence(every_isa: str, causal: bool, count: int) -> None:
+    torch.manual_seed(0)
+    lengths, width, sizes = (1, 40, 3, 0, 17), 16, (64, 32, 32)
+    ends = torch.tensor([0, *lengths]).cumsum(0)
+    x = torch.randn(1, sum(lengths), sum(sizes)).bfloat16()
+    parts = (0, 64, 96), sizes, width
+    with threads(count):
+        got = attention_of_sequences(x, x, x, *parts, ends, 0.3, causal, int8=True)
+    for begin, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
+        one = x[:, begin:end]
+        if end > begin:
+            assert torch.equal(
+                got[:, begin:end], attention_of_columns(one, one, one, *parts, None, 0.3, causal, int8=True)
+            )
+    with pytest.raises(KernelError, match="attention in int8 reads bfloat16"):
+        attention_of_sequences(x.float(), x.float(), x.float(), *parts, ends, int8=True)
+
+
+def test_what_int8_leaves_to_floats() -> None:
+    q, k, v = (t.bfloat16() for t in operands(1, 2, 1, 3, 21, 16, 16))
+    assert torch.equal(in_int8(q, k, v), attention(q, k, v)), "up to three queries"
+    x = torch.randn(1, MOST_KEYS + 1, 4).bfloat16()
+    given = x[:, :5], x, x, (0, 0, 0), (4, 4, 4), 4
+    assert torch.equal(attention_of_columns(*given, int8=True), attention_of_columns(*given))
+    fewer = x[:, :5], x[:, 1:], x[:, 1:], (0, 0, 0), (4, 4, 4), 4
+    got, want = (attention_of_columns(*fewer, int8=int8) for int8 in (True, False))
+    torch.testing.assert_close(got, want, atol=0.02, rtol=0.02)
+    with pytest.raises(KernelError, match="attention in int8 reads bfloat16"):
+        attention_of_columns(*[t.float() if isinstance(t, torch.Tensor) else t for t in given], int8=True)

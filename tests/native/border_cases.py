@@ -297,12 +297,15 @@ def layouts(scale: int) -> Iterator[Call]:
 def models(scale: int) -> Iterator[Call]:
     """Calls of attention, norm and a fused block."""
     for row in native.rows("attention"):
-        q, k, v, out, more = (torch.randn(2 * scale, 2, n, 8, dtype=getattr(torch, row.dtype)) for n in (3, 4, 4, 3, 2))
-        mask = torch.randn(2 * scale, 2, 3, 6)
+        held, few = (
+            (torch.bfloat16, 5) if row.dtype == "int8" else (getattr(torch, row.dtype), 3)
+        )  # 3 are left to floats
+        q, k, v, out, more = (torch.randn(2 * scale, 2, n, 8, dtype=held) for n in (few, 4, 4, few, 2))
+        mask = torch.randn(2 * scale, 2, few, 6)
         behind = more, more.clone(), 1.0, False, 0.0
         yield row.isa, EXT.attention, [row.index, q, k, v, out, mask, *behind, 0.0, 0, 1]
         yield row.isa, EXT.attention, [row.index, q, k, v, out.to(torch.uint8), mask, *behind, 0.1, 128, 1]
-        q, k, v, out = (torch.randn(2 * scale, n, 16, dtype=q.dtype) for n in (3, 4, 4, 3))
+        q, k, v, out = (torch.randn(2 * scale, n, 16, dtype=q.dtype) for n in (few, 4, 4, few))
         columns = (0, 0, 0), (16, 16, 16), 8
         columns = mask[..., :4], *columns, 1.0, False, 0.0
         yield row.isa, EXT.attention_of_columns, [row.index, q, k, v, out, *columns, 0.0, 0, 1]

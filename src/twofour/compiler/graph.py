@@ -17,12 +17,13 @@ from torch.utils._pytree import tree_flatten
 
 from twofour.calls import Example
 from twofour.capture import Graph, Guard, arguments, capture, without_torchs_log
-from twofour.compiler.agreement import agreement
+from twofour.compiler.agreement import agreement, on_exact_activations
+from twofour.compiler.attention_int8 import IN_INT8, choose_attention
 from twofour.compiler.features import saying_nothing
 from twofour.compiler.graph_conv import kept_convs
 from twofour.compiler.graph_low_bits import axes_of, kept_low_bits
 from twofour.compiler.graph_report import GraphReport, by_operator
-from twofour.compiler.graph_rewrites import compiled_layers, rewrite_graph
+from twofour.compiler.graph_rewrites import Rewrites, compiled_layers, rewrite_graph
 from twofour.compiler.plan import Plan, with_products
 from twofour.compiler.ragged import choose_ragged
 from twofour.compiler.terms import Terms
@@ -190,9 +191,8 @@ def _rewritten(
     original: nn.Module,
     left_out: Mapping[str, str],
 ) -> Plan:
-    layers, convs = compiled_layers(fast)
     guard = Guard(graph)
-    plain = {name: original.get_submodule(name) for name in (*layers, *convs)}
+    plain = {name: original.get_submodule(name) for kind in compiled_layers(fast) for name in kind}
     plain |= kept_low_bits(fast, floats=True)
     held = held_by_model(fast)
     case = terms.cache.key(_case(graph, leaves, held, terms.rules, plan.graph))
@@ -201,6 +201,7 @@ def _rewritten(
     carried = terms.cache.carries(case, ENGINES)  # then nothing is timed, the operators neither
     before = () if carried else by_operator(Program(graph.module, plain, timed=True).seconds(leaves))
     found = rewrite_graph(fast, graph, plan, leaves, terms, left_out)
+    _in_int8(found, plan, fast, guard, graph, leaves, terms)
     outlines["after"] = outline(graph.module)
     program = Executor(Program(graph.module))
     after = () if carried else by_operator(Program(graph.module, timed=True).seconds(leaves))
@@ -221,6 +222,23 @@ def _rewritten(
         layers = (replace(layer, reason=layer.reason + found.handed.reason(layer.name)) for layer in plan.layers)
         plan = replace(plan, layers=with_products(tuple(layers), found.added))
     return replace(plan, account=account)
+
+
+def _in_int8(
+    found: Rewrites, plan: Plan, fast: nn.Module, guard: Guard, graph: Graph, leaves: Sequence[Any], terms: Terms
+) -> None:
+    """Let attention of an int8 model compute in int8 where that is faster and as near."""
+
+    def exact() -> Sequence[Any]:
+        with on_exact_activations(fast):
+            return _answers(fast, guard, leaves)
+
+    def chosen() -> int:
+        found.attention = choose_attention(graph.module, leaves, terms, exact)
+        return found.attention.count
+
+    if plan.dtype == "int8":
+        found.step(IN_INT8, chosen)
 
 
 def _answers(model: nn.Module, guard: Guard, leaves: Sequence[Any]) -> list[Any]:

@@ -41,6 +41,7 @@ class GraphReport:
         bounds: Largest error against real arithmetic, by rule of algebra that was used; u is the type's unit roundoff.
         not_rewritten: Rules of algebra that would have saved something and were not used, with where and why.
         left_out: Rewrites that raised, with what: the graph was rewritten without them.
+        attention: Whether attention computes in int8, what it takes and what that moves; "" where that is no question.
         ragged: Whether batches with padding run on their real tokens alone, and why not; "" without a mask of padding.
     """
 
@@ -56,6 +57,7 @@ class GraphReport:
     bounds: Mapping[str, str] = field(default_factory=dict)
     not_rewritten: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
+    attention: str = ""
     ragged: str = ""
 
     def to_dict(self) -> dict[str, object]:
@@ -99,6 +101,8 @@ class GraphReport:
             found.append(f"graph{idle}: {', '.join(sizes)}")
         if self.calls:
             found.append(f"one run{idle}: {self.calls}")
+        if self.attention:
+            found.append(f"attention{idle}: {self.attention}")
         if self.ragged:
             found.append(f"ragged{idle}: {self.ragged}")
         if self.blocks:

@@ -13,6 +13,7 @@ from typing import Any
 from torch import fx, nn
 
 from twofour.capture import Graph
+from twofour.compiler.attention_int8 import AttentionChoice
 from twofour.compiler.conv import CompiledConv
 from twofour.compiler.conv_chain import IN_A_CHAIN, convolutions_in_a_row
 from twofour.compiler.fused_matmuls import most_tokens, place_products
@@ -57,6 +58,7 @@ class Rewrites:
         blocks: The fused blocks.
         apart: Why convolutions in a row stayed separate calls.
         handed: Which Linears of low bits hand codes on.
+        attention: What became of attention in int8.
         added: Plan entries for weights that are kept besides the layers'.
     """
 
@@ -66,6 +68,7 @@ class Rewrites:
     blocks: Blocks = field(default_factory=Blocks)
     apart: tuple[str, ...] = ()
     handed: Handed = field(default_factory=Handed)
+    attention: AttentionChoice = field(default_factory=AttentionChoice)
     added: tuple[LayerPlan, ...] = ()
 
     @property
@@ -77,6 +80,7 @@ class Rewrites:
             "bounds": bounds,
             "not_rewritten": (*not_done, *self.apart, *self.handed.why_not),
             "left_out": dict(self.without),
+            "attention": self.attention.said,
         }
 
     def step(self, name: str, rewrite: Callable[[], int]) -> None:

@@ -6,6 +6,13 @@ from twofour.kernels.attention.cpu import (
     attention_of_sequences,
     attention_of_windows,
 )
-from twofour.kernels.attention.reference import reference
+from twofour.kernels.attention.reference import reference, whole_reference
 
-__all__ = ["attention", "attention_of_columns", "attention_of_sequences", "attention_of_windows", "reference"]
+__all__ = [
+    "attention",
+    "attention_of_columns",
+    "attention_of_sequences",
+    "attention_of_windows",
+    "reference",
+    "whole_reference",
+]

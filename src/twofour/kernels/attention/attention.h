@@ -1,4 +1,4 @@
-// out = softmax(scale * Q K^T + mask) V in float32 or bfloat16, every batch entry and head: the call, and its kernels.
+// out = softmax(scale * Q K^T + mask) V in float32, bfloat16 or whole numbers, every batch entry and head: the call, and its kernels.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,9 @@ struct Strides {
   int64_t batch, head, row;
   int64_t at(int64_t b, int64_t h) const { return b * batch + h * head; }
 };
+
+// Keys of a row that computes in whole numbers: 255 * 128 times as many fit int32.
+constexpr int64_t kMostByteKeys = 65536;
 
 enum class AttentionMask { none, add, keep };  // add: float32, added to the scores; keep: bytes, 0 hides the key
 
@@ -36,7 +39,8 @@ struct Parts {
 // value_width), out (batch, heads, queries, value_width). `heads` is a multiple of `key_heads`: neighbours share keys.
 // `mask` covers (batch, heads, queries, keys), strides of 0 repeat it. `causal` hides key j from query i where j > i.
 // Keys and values from `first_keys` on stand in k_added and v_added (batch, key_heads, keys - first_keys, ..).
-// A query that sees no key answers `unseen`. q, k, v and out are of the kernel's type, float32 or bfloat16.
+// A query that sees no key answers `unseen`. q, k, v and out are of the kernel's type, float32 or bfloat16, which rows of
+// int8 read and answer too; keys are kMostByteKeys at most there.
 struct Attention {
   const void *q, *k, *v;
   void* out;

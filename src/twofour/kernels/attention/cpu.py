@@ -1,4 +1,4 @@
-"""Fused attention on the CPU, float32 or bfloat16: rows of attention.inc, called on strided tensors."""
+"""Fused attention on the CPU, float32, bfloat16 or int8: rows of attention.inc, called on strided tensors."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from twofour.native.surroundings import by_operators, followed, plain
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """dtypes of the operands, as the table calls them; scores and their softmax are float32 in both."""
+
+MOST_KEYS = 1 << 16
+"""Keys up to which attention in int8 has exact sums; of more, operands of bfloat16 are multiplied as they are."""
 
 _SCHEMA = (
     "attention(Tensor q, Tensor k, Tensor v, Tensor? mask=None, float? scale=None, bool causal=False, "
@@ -76,6 +79,7 @@ def _attention(
     unseen: float = 0.0,
     bytes_scale: float = 0.0,
     bytes_zero: int = 0,
+    int8: bool = False,
 ) -> Tensor:
     batch, heads, queries, keys, width, value_width = _sizes(q, k, v)
     q, k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v))
@@ -85,7 +89,7 @@ def _attention(
     dtype = torch.uint8 if bytes_scale else q.dtype
     out = torch.empty(batch, queries, heads, value_width, dtype=dtype, device="cpu").transpose(1, 2)
     native.extension().attention(
-        native.best("attention", dtype=DTYPES[q.dtype]).index,
+        _row(q, keys, int8),
         *(q, k, v, out),
         None if mask is None else _mask(mask, (batch, heads, queries, keys)),
         k_added,
@@ -113,6 +117,7 @@ def attention_of_columns(
     unseen: float = 0.0,
     bytes_scale: float = 0.0,
     bytes_zero: int = 0,
+    int8: bool = False,
 ) -> Tensor:
     """Return attention between columns of products, its heads side by side: what views around `attention` would give.
 
@@ -129,6 +134,8 @@ def attention_of_columns(
         unseen: As in `attention`.
         bytes_scale: As in `attention`.
         bytes_zero: As in `attention`.
+        int8: Compute in whole numbers what is given and answered in bfloat16: `whole_reference` says how. Up to three
+            queries and more than `MOST_KEYS` keys are computed in floats all the same.
 
     Returns:
         (batch, queries, heads * width) of q's dtype or uint8, contiguous.
@@ -142,11 +149,11 @@ def attention_of_columns(
         parts = (t[..., begin : begin + size] for t, begin, size in zip((q, k, v), begins, sizes, strict=True))
         split = [torch.unflatten(part, -1, (-1, width)).transpose(1, 2) for part in parts]
         q, k, v = split
-        answer = _attention(q, k, v, mask, scale, causal, None, None, unseen, bytes_scale, bytes_zero)
+        answer = _attention(q, k, v, mask, scale, causal, None, None, unseen, bytes_scale, bytes_zero, int8)
         return answer.transpose(1, 2).reshape(batch, queries, -1)
     out = torch.empty(batch, queries, sizes[0], dtype=torch.uint8 if bytes_scale else q.dtype, device="cpu")
     native.extension().attention_of_columns(
-        native.best("attention", dtype=DTYPES[q.dtype]).index,
+        _row(q, k.size(1), int8),
         *(q, k, v, out),
         None if mask is None else _mask(mask, (batch, sizes[0] // width, queries, k.size(1))),
         begins,
@@ -174,6 +181,7 @@ def attention_of_sequences(
     causal: bool = False,
     bytes_scale: float = 0.0,
     bytes_zero: int = 0,
+    int8: bool = False,
 ) -> Tensor:
     """Return `attention_of_columns` inside each of several sequences whose rows stand one behind the other.
 
@@ -190,6 +198,7 @@ def attention_of_sequences(
         causal: As in `attention`, inside each sequence.
         bytes_scale: As in `attention`.
         bytes_zero: As in `attention`.
+        int8: As in `attention_of_columns`.
 
     Returns:
         (1, rows, heads * width) of q's dtype or uint8, contiguous.
@@ -206,7 +215,7 @@ def attention_of_sequences(
         )
     out = torch.empty(*q.shape[:2], sizes[0], dtype=torch.uint8 if bytes_scale else q.dtype, device="cpu")
     native.extension().attention_of_sequences(
-        native.best("attention", dtype=DTYPES[q.dtype]).index,
+        _row(q, q.size(1), int8),
         *(q, k, v, out, offsets),
         begins,
         sizes,
@@ -263,6 +272,18 @@ def attention_of_windows(
         native.threads(),
     )
     return out
+
+
+def _row(q: Tensor, keys: int, int8: bool) -> int:
+    """Return the index of the row that serves queries: of int8 where that is asked for."""
+    if int8 and q.dtype is not torch.bfloat16:
+        raise KernelError(
+            "attention in int8 reads bfloat16",
+            got=f"queries of {q.dtype}",
+            wanted="torch.bfloat16",
+            remedy="convert q, k and v by .bfloat16(), or leave `int8` out",
+        )
+    return native.best("attention", dtype="int8" if int8 and keys <= MOST_KEYS else DTYPES[q.dtype]).index
 
 
 def _require_windows(q: Tensor, k: Tensor, v: Tensor, order: Tensor, width: int) -> None:

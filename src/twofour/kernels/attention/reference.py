@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from twofour.kernels.quantization import TINY
 from twofour.shapes import Float, Shaped
 
 
@@ -30,3 +31,111 @@ def reference(
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else scores + mask
     weights = scores.softmax(-1)
     return weights.masked_fill(scores.isneginf().all(-1, keepdim=True), unseen) @ v
+
+
+STEPS, LAST = 2048, 32767
+"""Steps of a weight's exponent from one power of two to the next, and the last one, whose weight is 0."""
+
+ONE, SLOPE, BEND = 255 << 8, 43896, 11328
+"""2^-x is (ONE - x (SLOPE - x BEND)) / ONE, 0 <= x < 1: a parabola, 1 at 0, with the least relative error, 2.3e-3."""
+
+HIDDEN = -1e30
+"""What is added to the scores of a key that is hidden from all queries."""
+
+
+def whole_reference(
+    q: Float[Tensor, "batch heads queries width"],
+    k: Float[Tensor, "batch groups keys width"],
+    v: Float[Tensor, "batch groups keys out"],
+    mask: Shaped[Tensor, "*mask"] | None = None,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    unseen: float = 0.0,
+) -> Float[Tensor, "batch heads queries out"]:
+    """Return attention as rows of int8 compute it, bit for bit, before the answer is rounded to bfloat16 or to bytes.
+
+    All real arithmetic is float32. A query becomes whole numbers of at most 127 by its greatest magnitude. Keys have
+    the middle of each column taken off, which changes no softmax, and one step for the head; values a middle and a step
+    for each column. Ranges are those of the keys that a mask which is one for all queries and heads (broadcast along
+    both) leaves. A score is an exact sum of products; a weight is 255 2^-t rounded, t how far its score is below the
+    row's largest in units of ln 2, in 2048ths. The weighted values are an exact sum again, divided by the sum of the
+    weights. A number that is not finite makes NaN of its query's answers; of the head's, in a key; of the column's, in
+    a value.
+
+    Args:
+        q: bfloat16, or float32 of such values.
+        k: Likewise.
+        v: Likewise.
+        mask: As in `attention`.
+        scale: As in `attention`.
+        causal: As in `attention`.
+        unseen: As in `attention`.
+    """
+    group = q.shape[1] // k.shape[1]
+    q, k, v = q.float(), *(t.float().repeat_interleave(group, dim=1) for t in (k, v))
+    seen = _seen_by_any(mask, q.shape[0], k.shape[2])
+    scores, units = _scores(q, k, seen, q.shape[-1] ** -0.5 if scale is None else scale)
+    factor = (units * STEPS).clamp(max=torch.finfo(torch.float32).max)
+    if mask is not None and mask.dtype is not torch.bool:
+        scores, factor = _added(scores * units, mask), units.new_tensor(STEPS)
+    elif mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    if causal:
+        scores = scores.masked_fill(
+            torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1), -torch.inf
+        )
+    largest = scores.amax(-1, keepdim=True)
+    steps = ((largest - scores) * factor).nan_to_num(LAST, LAST).clamp(max=LAST).round().long()
+    whole, rest = steps >> 11, (steps & 2047) << 5
+    weights = (((ONE - (rest * (SLOPE - (rest * BEND >> 16)) >> 16)) >> whole) + 128 >> 8).double()
+    middles, halves = _spread(v, seen)
+    each = _step(halves)
+    values = ((v - middles) * (1 / each)).round().nan_to_num(0)
+    sums = (weights @ values.double()).float() * (1 / weights.sum(-1, keepdim=True).float())
+    answer = (sums * each + middles).masked_fill(largest.isneginf(), unseen)
+    return answer.masked_fill(~(units - units == 0), torch.nan)
+
+
+def _scores(q: Tensor, k: Tensor, seen: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Return sums of products of whole numbers, and what one of each query's is in units of ln 2."""
+    centres, halves = _spread(k, seen)
+    step = _step(halves.nan_to_num(0).amax(-1, keepdim=True)) + (0 * centres).sum(-1, keepdim=True)
+    keys = ((k - centres) * (1 / step)).round().clamp(-128, 127)
+    by = torch.tensor(scale, dtype=torch.float32, device="cpu") * _LOG2_E
+    own = _step(q.abs().nan_to_num(0, 0).amax(-1, keepdim=True))
+    queries = (q * (torch.where(by < 0, -1.0, 1.0) * (1 / own))).round().clamp(-128, 127)
+    sums = (queries.nan_to_num(0).double() @ keys.nan_to_num(0).double().mT).float()
+    return sums, own * step * by.abs() + (0 * q).sum(-1, keepdim=True)
+
+
+def _added(scores: Tensor, mask: Tensor) -> Tensor:
+    """Return scores in units of ln 2 and a mask, rounded once; infinities stay, finite sums stay finite."""
+    sums = torch.where(mask.isfinite(), mask.double() * _LOG2_E.double() + scores.double(), mask.double())
+    return sums.clamp(min=-torch.finfo(torch.float32).max).float().masked_fill(mask.isneginf(), -torch.inf)
+
+
+_LOG2_E = torch.tensor(1.44269504, dtype=torch.float32, device="cpu")
+
+
+def _seen_by_any(mask: Tensor | None, batch: int, keys: int) -> Tensor:
+    """Return which keys (batch, 1, keys, 1) count in ranges."""
+    every = torch.ones(batch, 1, keys, 1, dtype=torch.bool, device="cpu")
+    if mask is None or any(size != 1 for size in mask.shape[-3:-1]):
+        return every
+    seen = mask if mask.dtype is torch.bool else ~(mask <= HIDDEN)
+    seen = seen.reshape(-1, 1, mask.shape[-1], 1).expand(batch, 1, keys, 1)
+    return torch.where(seen.any(2, keepdim=True), seen, every)
+
+
+def _spread(rows: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the middle of each column (.., 1, columns) over the rows that are seen, NaN of one that is not finite."""
+    low, high = (rows.masked_fill(~seen, end) for end in (torch.inf, -torch.inf))
+    above, below = high.amax(2, keepdim=True) * 0.5, low.amin(2, keepdim=True) * 0.5
+    broken = (rows * 0).masked_fill(~seen, 0).sum(2, keepdim=True)
+    return above + below + broken, above - below
+
+
+def _step(most: Tensor) -> Tensor:
+    """Return the step of whole numbers up to 127 for this greatest magnitude."""
+    return (most * torch.tensor(1 / 127, dtype=torch.float32, device="cpu")).clamp(min=TINY)
