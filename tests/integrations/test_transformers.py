@@ -20,7 +20,7 @@ from twofour.errors import CompileError, DataError, ExportError, FormatError
 from twofour.export.file import parts_of
 from twofour.export.save_load import contents_of
 from twofour.integrations import TwoFourConfig
-from twofour.integrations.folder import Packed
+from twofour.integrations.folder import Packed, _is_dense
 
 
 @pytest.fixture(autouse=True)
@@ -333,3 +333,22 @@ def test_training_is_refused_and_bfloat16_folders_stay_bfloat16(places):
     half = AutoModel.from_pretrained(places["zeros"], quantization_config=config, dtype=torch.float16)
     assert half.plan.dtype == "float32" and isinstance(half.embeddings.LayerNorm, nn.LayerNorm)
     alike(half, AutoModel.from_pretrained(places["zeros"]), calls(places["zeros"]), 1e-2)
+
+
+@pytest.mark.long
+def test_a_dense_compiled_folder_keeps_its_type_and_its_graph(places, tmp_path, caplog):
+    dense, (example, *_) = AutoModel.from_pretrained(places["dense"]), calls(places["dense"])
+    made = twofour.compile(dense, example, "bfloat16", tokens=(1,), effort="quick")
+    folder = packed_folder(made, tmp_path / "dense")
+    fast = AutoModel.from_pretrained(folder, quantization_config=TwoFourConfig())
+    assert fast.plan.dtype == "bfloat16" and fast.plan.account.engine == made.plan.account.engine
+    torch.testing.assert_close(fast(**example).last_hidden_state, made(**example).last_hidden_state, rtol=0, atol=0)
+    assert "captured again" not in caplog.text and "layer by layer" not in caplog.text
+
+
+def test_a_dense_compiled_folder_is_plain_where_more_is_asked_for():
+    file = {"kind": "compiled", "dtype": "bfloat16", "patterns": {}}
+    assert _is_dense(file, TwoFourConfig()) and _is_dense(file, TwoFourConfig("bfloat16"))
+    assert not _is_dense(file, TwoFourConfig("int8")) and not _is_dense(file, TwoFourConfig(prune="2:4"))
+    assert not _is_dense(file | {"patterns": {"w": "2:4"}}, TwoFourConfig()), "plain weights with zeros"
+    assert not _is_dense({"kind": "plain"}, TwoFourConfig())

@@ -95,6 +95,23 @@ def pooling(folder: Path) -> str:
     return "mean"
 
 
+def sentence_class(folder: Path) -> str:
+    """Return the class of sentence-transformers that loads a folder, "" of a folder that it has not written."""
+    if not (folder / "modules.json").is_file():
+        return ""
+    found = json_or_none(folder / "config_sentence_transformers.json")
+    said = found.get("model_type") if isinstance(found, dict) else None
+    return said if said in ("CrossEncoder", "SparseEncoder") else "SentenceTransformer"  # older ones do not say
+
+
+def as_served(model: nn.Module, folder: Path) -> nn.Module:
+    """Return a folder's model as sentence-transformers sets it, where it loads it: graphs hold for equal settings."""
+    config: Any = getattr(model, "config", None)
+    if sentence_class(folder) and hasattr(config, "use_cache"):
+        config.use_cache = False
+    return model
+
+
 def tokenizer(folder: Path) -> Any:
     """Load the tokenizer beside the model.
 

@@ -113,7 +113,7 @@ def optimize(
     pooling = "mean" if folder is None else huggingface.pooling(folder)
     beside = {} if folder is None else companions(folder)  # refuses what cannot be copied before any long work
     with progress(f"reading {source}"):
-        model = found.model()
+        model = found.model() if folder is None else huggingface.as_served(found.model(), folder)
         count = (samples or inputs.MOST_TEXTS) + MOST_HELD
         judge = judge if pairs is None else inputs.pairs(pairs, found, length, pooling)
         given = inputs.fitted(inputs.read(data, found, count, length, max(batch, inputs.BATCH)), model, count)
@@ -122,7 +122,7 @@ def optimize(
     options |= {"budget": None if shrink is None else Budget(time=shrink), "without": without or (), "name": source}
     options |= {"pooling": pooling, "beside": beside}
     with remedies_of_options(REMEDIES):
-        outcome = optimizing.optimize(model, given, out, loading=_loading(found, model, out), **options)
+        outcome = optimizing.optimize(model, given, out, loading=_loading(found, model, out, shrink), **options)
     show(outcome)
     write(json, outcome.to_dict())
 
@@ -141,14 +141,20 @@ def use_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def _loading(found: sources.Source, model: nn.Module, out: Path) -> str:
+def _loading(found: sources.Source, model: nn.Module, out: Path, shrink: float | None) -> str:
     """Return Python that loads the result, where {file} stands for its path."""
     if found.kind == "function":
         module, _, name = found.text.partition(":")
         return f'import twofour\nfrom {module} import {name}\nfast = twofour.load("{{file}}", {name}())'
     name = type(model).__name__
-    made = f'{name}(AutoConfig.from_pretrained("{out}"))'
-    return f'import twofour\nfrom transformers import AutoConfig, {name}\nfast = twofour.load("{{file}}", {made})'
+    if shrink is not None:  # config.json is the large model's, which `load` cuts
+        made = f'{name}(AutoConfig.from_pretrained("{out}"))'
+        return f'import twofour\nfrom transformers import AutoConfig, {name}\nfast = twofour.load("{{file}}", {made})'
+    package, made = "transformers", f'{name}.from_pretrained("{out}", quantization_config=TwoFourConfig())'
+    if found.path is not None and (outer := huggingface.sentence_class(found.path)):
+        package, name = "sentence_transformers", outer
+        made = f'{outer}("{out}", model_kwargs={{"quantization_config": TwoFourConfig()}})'
+    return f"from {package} import {name}\nfrom twofour.integrations import TwoFourConfig\nmodel = {made}"
 
 
 def show(outcome: Outcome) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from transformers.utils.logging import is_progress_bar_enabled
 import twofour
 from twofour import native
 from twofour.checkpoints import INDEX, WEIGHTS
+from twofour.compiler.compilation import KIND
 from twofour.errors import CompileError, FormatError
 from twofour.export.metadata import KEY, Description, read_description
 from twofour.integrations.config import TwoFourConfig
@@ -29,7 +30,7 @@ UNEXPECTED, TIED = "_keys_to_ignore_on_load_unexpected", "all_tied_weights_keys"
 
 @dataclass(eq=False)
 class Packed:
-    """A packed folder while its model is built.
+    """A packed folder, or one of a compiled model without zeros, while its model is built.
 
     Attributes:
         path: Its file, or the folder with several.
@@ -44,21 +45,23 @@ class Packed:
     kept: dict[str, Any]
 
     @classmethod
-    def found(cls, model: Any, files: Sequence[str] | None) -> Packed | None:
+    def found(cls, model: Any, files: Sequence[str] | None, config: TwoFourConfig) -> Packed | None:
         """Take the packed layers out of a model that was just built; None, and nothing done, for any other folder.
 
-        transformers would fill them with new random weights: it knows no name of the packed ones.
+        transformers would fill them with new random weights: it knows no name of the packed ones. A compiled model
+        whose weights are all dense has none, and is one of ours where nothing else is asked for than what it holds.
 
         Args:
             model: On the meta device; it loses its packed layers until `loaded`.
             files: The files with its weights, where transformers says which.
+            config: What is asked for.
 
         Raises:
             FormatError: What a file says of itself is malformed, or names a layer that the model does not have.
         """
         paths = [Path(file) for file in files] if files else _files(model)
         described = [found for path in paths if (found := _described(path)) is not None]
-        if not any(part.packed for part in described):
+        if not any(part.packed for part in described) and not (described and _is_dense(described[0].settings, config)):
             return None
         found = cls(
             paths[0] if len(paths) == 1 else paths[0].parent,
@@ -156,6 +159,12 @@ def _described(path: Path) -> Description | None:
     with safe_open(path, "pt") as file:
         text = (file.metadata() or {}).get(KEY)
     return None if text is None else read_description(path, text)
+
+
+def _is_dense(settings: Mapping[str, Any], config: TwoFourConfig) -> bool:
+    """Tell whether a file is of a compiled model without zeros, as it is wanted: its graph and times serve then."""
+    asked = config.prune is not None or config.dtype not in (None, settings.get("dtype"))
+    return settings.get("kind") == KIND and not settings.get("patterns") and not asked
 
 
 def _files(model: Any) -> list[Path]:

@@ -49,7 +49,8 @@ class TwoFourQuantizer(HfQuantizer):
         """Return none: on one device nothing is dispatched."""
 
     def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **kwargs: Any) -> None:
-        self.packed = Packed.found(model, checkpoint_files)
+        config: Any = self.quantization_config
+        self.packed = Packed.found(model, checkpoint_files, config)
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
         config: Any = self.quantization_config
