@@ -1,4 +1,4 @@
-"""`twofour demo`: the whole pipeline on real data in about a minute."""
+"""`twofour demo`: the whole pipeline on real data in one to four minutes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole pipeline once through on real data, in about a minute."""
+"""The whole pipeline once through on real data, in one to four minutes."""
 
 from twofour.demo.summary import Summary
 from twofour.demo.workflow import demo
