@@ -258,9 +258,16 @@ def test_every_wheel_of_the_plug_in_says_the_name_that_the_library_has() -> None
 def test_the_page_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs" / "onnxruntime.md").read_text()
     monkeypatch.chdir(tmp_path)
-    exec("\n".join(re.findall(r"```python\n(.*?)```", page, re.S)), {})
+    here, package = re.findall(r"```python\n(.*?)```", page, re.S)
+    exec(here, {})
     providers, difference = capsys.readouterr().out.splitlines()
     assert NAME in providers and float(difference) < 1e-5
+    shutil.copytree(ROOT / "packages" / "onnxruntime-ep-twofour", tmp_path / "packages")  # as its wheel lays it out
+    (tmp_path / "packages" / "onnxruntime_ep_twofour" / "libtwofour.so.1").symlink_to(library())
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "packages")}
+    program = f"{package}\nprint(session.get_providers())"
+    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert NAME in run.stdout, run.stderr
 
 
 def test_threads_of_onnx_runtime_do_not_spin_beside_ours(capfd: pytest.CaptureFixture[str]) -> None:
