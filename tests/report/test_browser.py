@@ -155,6 +155,8 @@ def test_the_page_in_a_browser(browser: Browser, tmp_path: Path) -> None:
         assert (tmp_path / f"{width}.png").read_bytes()[:4] == b"\x89PNG"
 
 
+A4 = 718
+"""Pixels of CSS between the margins of a sheet, 1 cm each."""
 SHOWN = "[...document.querySelectorAll('details table')].map(table => table.checkVisibility())"
 TOLD = """addEventListener("beforeprint", () => {
   window.told = document.querySelectorAll("details:not([open])").length;
@@ -172,6 +174,8 @@ def test_what_is_folded_is_open_on_paper_and_folded_again(browser: Browser, tmp_
         shown = browser.value(SHOWN)
         assert len(shown) > 2 and all(shown)
         browser.picture(tmp_path / f"print-{width}.png")
+        browser.ask("Emulation.setDeviceMetricsOverride", width=A4, height=1123, deviceScaleFactor=1, mobile=False)
+        assert browser.value("document.documentElement.scrollWidth") <= A4, "a table is wider than the paper"
         browser.ask("Emulation.setEmulatedMedia", media="")
         browser.value(TOLD)
         assert browser.printed() == 0  # closed parts, once the page's own script has heard of it
