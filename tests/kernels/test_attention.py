@@ -9,6 +9,7 @@ from tests.conftest import threads
 from twofour.errors import KernelError
 from twofour.kernels.attention import (
     attention,
+    attention_gradient,
     attention_of_columns,
     attention_of_sequences,
     attention_of_windows,
@@ -429,3 +430,65 @@ def test_what_int8_leaves_to_floats() -> None:
     torch.testing.assert_close(got, want, atol=0.02, rtol=0.02)
     with pytest.raises(KernelError, match="attention in int8 reads bfloat16"):
         attention_of_columns(*[t.float() if isinstance(t, torch.Tensor) else t for t in given], int8=True)
+
+
+def check_gradients(q, k, v, mask=None, *, dtype=torch.float32, **options) -> None:
+    q, k, v = (t.to(dtype) for t in (q, k, v))
+    exact = mask.double() if mask is not None and mask.dtype is not torch.bool else mask
+    leaves = [t.double().requires_grad_() for t in (q, k, v)]
+    y = reference(*leaves, exact, **options)
+    upstream = torch.randn(y.shape, dtype=dtype)
+    wants = torch.autograd.grad(y, leaves, upstream.double())
+    found = attention_gradient(q, k, v, upstream, mask, **options)
+    limit = 1e-5 if dtype is torch.float32 else 2**-7  # P and dS may be rounded too
+    for got, want, of in zip(found, wants, (q, k, v), strict=True):
+        assert got.shape == of.shape and got.dtype is dtype
+        assert (got.double() - want).abs().max() <= limit * (want.abs().max() + 1e-3)
+
+
+@SETTINGS
+@hypothesis.given(
+    sizes=st.tuples(*(st.integers(1, most) for most in (2, 3, 110, 70, 70, 70))),
+    kind=st.sampled_from(["none", "added", "kept", "causal"]),
+)
+def test_gradients_against_float64(isa: str, sizes: tuple[int, ...], kind: str) -> None:
+    batch, heads, queries, keys, width, value_width = sizes
+    q, k, v = operands(batch, heads, 1, queries, keys, width, value_width)
+    masks = {"added": torch.randn(batch, 1, queries, keys), "kept": torch.rand(1, 1, queries, keys) > 0.4}
+    for dtype in (torch.float32, torch.bfloat16):
+        check_gradients(q, k, v, masks.get(kind), dtype=dtype, scale=0.3, causal=kind == "causal")
+
+
+@pytest.mark.parametrize("width", [32, 64, 128])
+def test_gradients_at_widths_of_real_models(isa: str, width: int) -> None:
+    check_gradients(*operands(1, 2, 1, 128, 128, width, width))
+    check_gradients(*operands(1, 2, 1, 67, 129, width, width), causal=True)
+
+
+def test_gradients_of_strided_and_repeated_operands(isa: str) -> None:
+    whole = torch.randn(2, 9, 3, 4, 16)
+    q, k, v = whole.movedim(2, 0).transpose(2, 3)
+    upstream = torch.randn(1, 1, 9, 16).expand(2, 4, 9, 16)
+    want = attention_gradient(*(t.contiguous() for t in (q, k, v, upstream)))
+    for a, b in zip(attention_gradient(q, k, v, upstream), want, strict=True):
+        assert torch.equal(a, b)
+    for a, b in zip(attention_gradient(q, k, v, torch.ones(()).expand(q.shape)), want, strict=True):
+        assert a.shape == b.shape and a.isfinite().all()
+    empty = attention_gradient(q[:, :, :0], k, v, upstream[:, :, :0])
+    assert empty[0].numel() == 0 and not empty[1].any() and not empty[2].any()
+
+
+def test_gradients_do_not_depend_on_threads() -> None:
+    q, k, v = operands(2, 3, 1, 50, 60, 32, 32)
+    upstream = torch.randn(2, 3, 50, 32)
+    alone = attention_gradient(q, k, v, upstream)
+    with threads(4):
+        shared = attention_gradient(q, k, v, upstream)
+    assert all(torch.equal(a, b) for a, b in zip(alone, shared, strict=True))
+
+
+def test_gradients_refuse_what_does_not_fit() -> None:
+    q, k, v = operands(1, 2, 1, 4, 5, 8, 8)
+    for wrong in ((q, k[:, :, :4], v, q), (q, k, v, q[:, :, :3]), (q[:, :1], k, v, q), (q, k.bfloat16(), v, q)):
+        with pytest.raises(KernelError):
+            attention_gradient(*wrong)

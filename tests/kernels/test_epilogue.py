@@ -6,6 +6,8 @@ import torch
 from tests.conftest import each_row
 from twofour.errors import KernelError
 from twofour.kernels import rows
+from twofour.kernels.activation import activation as activated
+from twofour.kernels.activation import activation_gradient
 from twofour.kernels.base import Row
 from twofour.kernels.epilogue import ACTIVATIONS, COMBINES, Epilogue
 from twofour.kernels.native_product import NativeProduct
@@ -146,3 +148,22 @@ def test_what_does_not_fit_is_refused() -> None:
         Epilogue("relu").apply(torch.zeros(2, 3), torch.zeros(2, 3))
     with pytest.raises(KernelError, match=r"of shape \(3, 2\)"):
         Epilogue("none", "multiply").apply(torch.zeros(2, 3), torch.zeros(3, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("activation", [name for name in ACTIVATIONS if name != "none"])
+def test_activations_and_their_gradients_alone(isa: str, activation: str, dtype: torch.dtype) -> None:
+    for shape in ((), (1,), (3, 37), (2, 5, 4, 33), (0, 7), (20, 1000)):
+        x, upstream = (3 * torch.randn(shape)).to(dtype), torch.randn(shape).to(dtype)
+        leaf = x.double().requires_grad_()
+        y = product(activation, "none", leaf, None)
+        (want,) = torch.autograd.grad(y, leaf, upstream.double())
+        limit = 4e-6 if dtype is torch.float32 else 2**-8 + 1e-5
+        for got, exact in ((activated(x, activation), y), (activation_gradient(upstream, x, activation), want)):
+            assert got.dtype is dtype and got.shape == x.shape
+            assert ((got.double() - exact).abs() <= limit * exact.abs() + 3e-6).all()
+    strided = torch.randn(6, 8).to(dtype)[:, ::2]
+    assert torch.equal(activated(strided, activation), activated(strided.contiguous(), activation))
+    expanded = torch.ones((), dtype=dtype).expand(strided.shape)
+    want = activation_gradient(expanded.contiguous(), strided.contiguous(), activation)
+    assert torch.equal(activation_gradient(expanded, strided, activation), want)

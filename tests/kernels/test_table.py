@@ -26,6 +26,7 @@ from twofour.kernels.base import Kernel
 from twofour.kernels.bits_matmul import TERNARY, BitWeight, bipolar, bits_matmul_reference, twos
 from twofour.kernels.bits_matmul.conv import BitsConvProblem, bits_conv_reference, bits_conv_rows
 from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry
+from twofour.kernels.epilogue import ACTIVATIONS
 from twofour.kernels.fused_block import Expression, program
 from twofour.kernels.nm_compress import nm_compress_reference
 from twofour.kernels.nm_conv_gradient import nm_conv_gradient_reference
@@ -378,6 +379,57 @@ def attention(row: NativeRow, count: int) -> None:
         assert ((out.checked().double() - want).abs() <= bound).all()
 
 
+def attention_gradient(row: NativeRow, count: int) -> None:
+    dtype = getattr(torch, row.dtype)
+    sizes = (
+        (1, 1, 1, 1, 1, 1),
+        (2, 2, 5, 7, 16, 16),
+        (1, 3, 50, 70, 70, 33),
+        (1, 2, 97, 128, 64, 64),
+        (1, 1, 9, 63, 80, 8),
+    )
+    for (batch, heads, queries, keys, width, value_width), kind in itertools.product(
+        sizes, ("none", "add", "keep", "causal")
+    ):
+        shapes = (queries, width), (keys, width), (keys, value_width), (queries, value_width)
+        q, k, v, upstream = (random(batch, heads, *of, seed=seed).to(dtype) for seed, of in enumerate(shapes))
+        mask = {"add": random(batch, 1, queries, keys), "keep": random(batch, 1, queries, keys) > -0.5}.get(kind)
+        wide = None if mask is None else mask.expand(batch, heads, queries, keys)
+        answers = [Guarded(tuple(of.shape), dtype) for of in (q, k, v)]
+        given = *map(amid_nan, (q, k, v, upstream)), *(answer.view for answer in answers)
+        EXT.attention_gradient(row.index, *given, wide, width**-0.5, kind == "causal", count)
+        leaves = [of.double().requires_grad_() for of in (q, k, v)]
+        exact = mask.double() if mask is not None and kind == "add" else mask
+        y = attention_reference(*leaves, exact, causal=kind == "causal")
+        bound = 2**-7 if dtype is torch.bfloat16 else 1e-5  # P and dS may be rounded too
+        for answer, want in zip(answers, torch.autograd.grad(y, leaves, upstream.double()), strict=True):
+            assert ((answer.checked().double() - want).abs() <= bound * (want.abs().max() + 1e-3)).all()
+
+
+def activation(row: NativeRow, count: int) -> None:
+    for size, dtype in itertools.product((1, 7, 64, 20001), (torch.float32, torch.bfloat16)):
+        x, upstream = (2 * random(size)).to(dtype), random(size, seed=1).to(dtype)
+        for code, (name, compute) in enumerate(ACTIVATIONS.items()):
+            if name == "none":
+                continue
+            leaf, bound = x.double().requires_grad_(), 2**-8 if dtype is torch.bfloat16 else 2e-6
+            y = compute(leaf)
+            (dx,) = torch.autograd.grad(y, leaf, upstream.double())
+            for given, want in ((None, y), (amid_nan(upstream), dx)):
+                out = Guarded((size,), dtype)
+                EXT.activation(row.index, code, amid_nan(x), given, out.view, count)
+                assert ((out.checked().double() - want).abs() <= bound * want.abs() + 3e-6).all()
+
+
+def column_sums(row: NativeRow, count: int) -> None:
+    for height, width in itertools.product((0, 1, 7, 64, 200), (1, 7, 16, 300, 4100)):
+        for dtype in (torch.float32, torch.bfloat16):
+            given, sums = random(height, width).to(dtype), Guarded((width,), torch.float32)
+            EXT.column_sums(row.index, amid_nan(given), sums.view, count)
+            bound = given.double().abs().sum(0) * (height**0.5 + 4) * EPSILON
+            assert ((sums.checked().double() - given.double().sum(0)).abs() <= bound).all()
+
+
 def assert_product(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, low: bool) -> None:
     """|err| <= 4 eps K^0.5 |x||w| in norm, of bfloat16 answers 2^-8 of each besides, against float64."""
     want = x.double() @ weight.double().T + (0 if bias is None else bias.double())
@@ -590,6 +642,7 @@ DRIVERS: dict[str, Callable] = {
     **{drive.__name__: drive for drive in (nm_mask, nm_tiles, nm_nonzero, nm_ties, nm_stripes, nm_compress)},
     **{drive.__name__: drive for drive in (nm_unbiased, nm_gradient, nm_conv_gradient, nm_sddmm)},
     **{drive.__name__: drive for drive in (norm, fused_block, squeeze_excite, attention)},
+    **{drive.__name__: drive for drive in (attention_gradient, activation, column_sums)},
     "recurrent": recurrent,
     **{
         "nm_matmul": product,

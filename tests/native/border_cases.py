@@ -322,6 +322,14 @@ def models(scale: int) -> Iterator[Call]:
             EXT.attention_of_windows,
             [row.index, q, k, v, out, mask[:1, :, :2, :2].repeat(3, 1, 1, 1), order, 8, 1.0, 0.0, 1],
         )
+    for row in native.rows("attention_gradient"):
+        q, k, v, upstream = (torch.randn(2 * scale, 2, n, 8, dtype=getattr(torch, row.dtype)) for n in (3, 4, 4, 3))
+        answers = q.clone(), k.clone(), v.clone()
+        mask = torch.randn(2 * scale, 2, 3, 4)
+        yield row.isa, EXT.attention_gradient, [row.index, q, k, v, upstream, *answers, mask, 1.0, False, 1]
+    for row in native.rows("activation"):
+        x = torch.randn(4 * scale, 9)
+        yield row.isa, EXT.activation, [row.index, 2, x, x.clone(), x.clone(), 1]
     mask = torch.arange(6) < torch.randint(1, 7, (4 * scale, 1))
     for given in (mask, mask.long(), mask.float()):
         real, places = int(mask.sum()), torch.empty(mask.shape, dtype=torch.int64)
@@ -364,6 +372,9 @@ def training(scale: int) -> Iterator[Call]:
         panels = header("float32", "panels", rows, 64, EXT.layout_bytes("panels", rows, 64, 0, False))
         weight, dx = torch.randn(64, 8, 3, 1), torch.empty(2 * scale, 2, 2, 8).movedim(-1, 1)
         yield row.isa, EXT.nm_conv_gradient, [row.index, panels, weight, dx, (3, 1, 1, 1), (1, 1, 0, 1), (2, 2), 1]
+    yield "scalar", EXT.fill_pruned, [gradient, gradient > 0, 1]
+    for row in native.rows("column_sums"):
+        yield row.isa, EXT.column_sums, [row.index, torch.randn(5, 8 * scale), torch.empty(8 * scale), 1]
     for row in native.rows("nm_unbiased"):
         panels = header("float32", "panels", 64, rows, EXT.layout_bytes("panels", 64, rows, 0, False))
         yield row.isa, EXT.nm_unbiased, [row.index, gradient.view(rows, 64), 0, panels, 1]

@@ -12,9 +12,11 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from twofour import native
 from twofour.layers import Reduction, is_distributed, local, placed
+from twofour.native.surroundings import by_operators
 from twofour.patterns import Pattern
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -91,8 +93,26 @@ def fill_pruned(tensor: Tensor, keep: Tensor) -> None:
     A sharded tensor is filled in the part that this process holds.
     """
     keep, tensor = local(placed(keep, tensor)), local(tensor)
+    if _native(tensor, keep):
+        native.extension().fill_pruned(tensor.detach(), keep, native.threads())
+        torch.autograd.graph.increment_version(tensor)
+        return
     # The bits times 0 or 1: exact for any value, and 16 times as quick as masked_fill_ (0.5 against 8 ms for 2**20).
     tensor.detach().view(_BITS[tensor.element_size()]).mul_(keep.to(tensor.device, torch.bool))
+
+
+def _native(tensor: Tensor, keep: Tensor) -> bool:
+    """Whether the native pass can fill, which takes a quarter of the time where nothing is left to fill."""
+    return (
+        type(tensor) in (Tensor, nn.Parameter)
+        and tensor.is_cpu
+        and keep.is_cpu
+        and keep.dtype is torch.bool
+        and tensor.dtype in (torch.float32, torch.bfloat16)
+        and tensor.is_contiguous()
+        and keep.is_contiguous()
+        and not (tensor.is_inference() or tensor.is_neg() or by_operators())
+    )
 
 
 def keeps(tensor: Tensor, keep: Tensor) -> bool:

@@ -80,6 +80,7 @@ inline bool product_is(int64_t count, int64_t a, int64_t b, int64_t c) {
 // One function per operation, beside its kernels; bindings.cc calls them all.
 void bind_nm_mask(nb::module_& m);
 void bind_nm_stripes(nb::module_& m);
+void bind_column_sums(nb::module_& m);
 void bind_nm_compress(nb::module_& m);
 void bind_nm_unbiased(nb::module_& m);
 void bind_nm_sddmm(nb::module_& m);
@@ -98,7 +99,9 @@ void bind_dense_conv(nb::module_& m);
 void bind_conv_chain(nb::module_& m);
 void bind_fused_matmul(nb::module_& m);
 void bind_recurrent(nb::module_& m);
+void bind_activation(nb::module_& m);
 void bind_attention(nb::module_& m);
+void bind_attention_gradient(nb::module_& m);
 void bind_ragged(nb::module_& m);
 void bind_norm(nb::module_& m);
 void bind_fused_block(nb::module_& m);

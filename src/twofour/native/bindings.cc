@@ -44,6 +44,7 @@ NB_MODULE(_ext, m) {
   });
   bind_nm_mask(m);
   bind_nm_stripes(m);
+  bind_column_sums(m);
   bind_nm_compress(m);
   bind_nm_unbiased(m);
   bind_nm_sddmm(m);
@@ -62,7 +63,9 @@ NB_MODULE(_ext, m) {
   bind_conv_chain(m);
   bind_fused_matmul(m);
   bind_recurrent(m);
+  bind_activation(m);
   bind_attention(m);
+  bind_attention_gradient(m);
   bind_ragged(m);
   bind_norm(m);
   bind_fused_block(m);

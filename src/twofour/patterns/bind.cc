@@ -2,6 +2,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "fill_pruned.h"
 #include "native/binding.h"
 #include "native/parallel.h"
 #include "nm_groups.h"
@@ -143,9 +144,24 @@ void bind_nm_nonzero(nb::module_& m) {
   });
 }
 
+void bind_fill_pruned(nb::module_& m) {
+  // In place: `values` of 2 or 4 bytes each, of which `keep` has a byte.
+  m.def("fill_pruned", [](const Operand& values, const Operand& keep, int threads) {
+    const Border border("fill_pruned");
+    const View at = border.dense(values, "values", kReal), mask = border.exactly(keep, "mask", {Type::boolean}, at.count());
+    const Unlocked unlocked;
+    const auto* bytes = reinterpret_cast<const uint8_t*>(mask.data);
+    parallel_for(at.count(), 65536, threads, [&](int64_t begin, int64_t end) {
+      if (at.type == Type::bf16) fill_pruned(reinterpret_cast<uint16_t*>(at.data) + begin, bytes + begin, end - begin);
+      else fill_pruned(reinterpret_cast<uint32_t*>(at.data) + begin, bytes + begin, end - begin);
+    });
+  });
+}
+
 }  // namespace
 
 void bind_nm_mask(nb::module_& m) {
+  bind_fill_pruned(m);
   bind_table(m, kNmMaskKernels);
   m.def("nm_mask", [](int index, const Operand& scores, const Operand& keep, int n, int group, bool absolute,
                       int threads) {

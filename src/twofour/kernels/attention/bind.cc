@@ -4,9 +4,9 @@
 #include <atomic>
 #include <cstring>
 #include <new>
-#include <utility>
 #include <vector>
 
+#include "heads.h"
 #include "native/binding.h"
 #include "run.h"
 
@@ -19,24 +19,6 @@ constexpr AttentionKernel kKernels[] = {
 #undef TWOFOUR_ROW
 };
 
-// An operand as (batch, heads, rows, width).
-struct Heads {
-  char* data;
-  Strides strides;
-  int64_t batch, heads, rows, width;
-};
-
-// Whether the last axis is contiguous: strides of what holds nothing say nothing.
-bool along_rows(const View& v) { return v.shape[v.ndim - 1] <= 1 || v.strides[v.ndim - 1] == 1 || v.count() == 0; }
-
-// A tensor of four axes, the last one contiguous.
-Heads heads(const Border& border, const Operand& operand, const char* role, Types types) {
-  const View v = border.strided(operand, role, types);
-  border.require(v.ndim == 4 && along_rows(v), operand, role,
-                 types.text() + " (batch, heads, rows, width) on cpu, its last axis contiguous");
-  return {v.data, {v.strides[0], v.strides[1], v.strides[2]}, v.shape[0], v.shape[1], v.shape[2], v.shape[3]};
-}
-
 // Columns [begin, begin + size) of a tensor (batch, rows, columns), as heads of `width` side by side.
 Heads heads_of_columns(const Border& border, const Operand& operand, const char* role, Types types, int64_t begin,
                        int64_t size, int64_t width) {
@@ -47,10 +29,6 @@ Heads heads_of_columns(const Border& border, const Operand& operand, const char*
   return {v.data + begin * v.width, {v.strides[0], width, v.strides[1]}, v.shape[0], size / width, v.shape[1], width};
 }
 
-// What a row reads; those of int8 make bytes of bfloat16.
-Types types_of(const AttentionKernel& kernel) {
-  return std::strcmp(kernel.dtype, "float32") == 0 ? Types{Type::f32} : Types{Type::bf16};
-}
 // Refuses keys of which a row of int8 could not add the products.
 void require_keys(const Border& border, const AttentionKernel& kernel, const Operand& keys, int64_t count) {
   border.require(std::strcmp(kernel.dtype, "int8") != 0 || count <= kMostByteKeys, keys, "keys", "65536 of them at most");
@@ -64,33 +42,6 @@ void add_bytes(const Border& border, const Answer& out, float scale, int zero, A
   if (scale == 0.0f) return;
   border.require(0 <= zero && zero <= 255, out, "answer", "a zero point from 0 to 255");
   args->bytes = true, args->bytes_scale = scale, args->bytes_zero = zero;
-}
-
-// The mask over (batch or windows, heads, queries, keys), its repeated axes with strides of 0; None hides nothing.
-void add_mask(const Border& border, const Operand& mask, Attention* args) {
-  if (!mask.given()) return;
-  const View v = border.strided(mask, "mask", {Type::f32, Type::boolean});
-  const int64_t wanted[] = {args->mask_batch(), args->heads, args->queries, args->keys};
-  border.require(v.ndim == 4 && std::equal(wanted, wanted + 4, v.shape) && along_rows(v), mask,
-                 "mask", "(batch, heads, queries, keys), keys contiguous");
-  args->mask = v.data;
-  args->mask_kind = v.type == Type::boolean ? AttentionMask::keep : AttentionMask::add;
-  args->mask_strides = {v.strides[0], v.strides[1], v.strides[2]};
-}
-
-// Whether no number of a tensor that is written stands twice in memory, as those of an expanded one do.
-bool is_apart(const Heads& out) {
-  if (out.batch == 0 || out.heads == 0 || out.rows == 0) return true;
-  std::array<std::pair<int64_t, int64_t>, 3> axes{
-      {{out.strides.batch, out.batch}, {out.strides.head, out.heads}, {out.strides.row, out.rows}}};
-  std::sort(axes.begin(), axes.end());
-  int64_t extent = out.width;
-  for (const auto& [stride, size] : axes) {
-    if (size == 1) continue;
-    if (stride < extent) return false;
-    extent += stride * (size - 1);
-  }
-  return true;
 }
 
 // The call, but for its mask and what stands behind k and v.

@@ -91,7 +91,7 @@ def _attention(
     native.extension().attention(
         _row(q, keys, int8),
         *(q, k, v, out),
-        None if mask is None else _mask(mask, (batch, heads, queries, keys)),
+        None if mask is None else mask_of(mask, (batch, heads, queries, keys)),
         k_added,
         v_added,
         width**-0.5 if scale is None else scale,
@@ -155,7 +155,7 @@ def attention_of_columns(
     native.extension().attention_of_columns(
         _row(q, k.size(1), int8),
         *(q, k, v, out),
-        None if mask is None else _mask(mask, (batch, sizes[0] // width, queries, k.size(1))),
+        None if mask is None else mask_of(mask, (batch, sizes[0] // width, queries, k.size(1))),
         begins,
         sizes,
         width,
@@ -264,7 +264,7 @@ def attention_of_windows(
     native.extension().attention_of_windows(
         native.best("attention", dtype=DTYPES[q.dtype]).index,
         *(q, k, v, out),
-        None if mask is None else _mask(mask, (windows, q.shape[-1] // width, rows, rows)),
+        None if mask is None else mask_of(mask, (windows, q.shape[-1] // width, rows, rows)),
         order,
         width,
         width**-0.5 if scale is None else scale,
@@ -342,7 +342,7 @@ def _beside(t: Tensor) -> tuple[int, int, int]:
     return t.shape[0], t.shape[1], t.shape[3]
 
 
-def _mask(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+def mask_of(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
     """Return the mask expanded, with a contiguous last axis."""
     try:
         wide = mask.expand(shape)

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "derivative.h"
 #include "groups.h"
+#include "kernels/derivative.h"
 #include "kernels/layouts/panels.h"
 #include "native/integers.h"
 #include "tasks.h"
