@@ -49,7 +49,7 @@ def _before_step(
     closure = callable(kwargs.get("closure", args[1] if len(args) > 1 else None))
     for masked in stepped(optimizer):
         parameter, keep = masked.parameter, masked.keep
-        _mask_gradient(parameter, keep)
+        mask_gradient(parameter, keep)
         for state in _states(optimizer, parameter):
             optimizer_state.review(optimizer, state, parameter, keep, closure=closure)
     # With a closure the gradients are computed inside the step, by LBFGS many times.
@@ -66,14 +66,15 @@ def _masked_closure(optimizer: Optimizer, closure: Callable[[], Any]) -> Callabl
     def evaluate() -> Any:
         loss = closure()
         for masked in stepped(optimizer):
-            _mask_gradient(masked.parameter, masked.keep)
+            mask_gradient(masked.parameter, masked.keep)
         return loss
 
     return evaluate
 
 
 @torch.no_grad()
-def _mask_gradient(parameter: Tensor, keep: Tensor) -> None:
+def mask_gradient(parameter: Tensor, keep: Tensor) -> None:
+    """Set the pruned entries of a parameter's gradient to zero, if it has one."""
     if parameter.grad is not None:
         fill_pruned(parameter.grad, keep)
 

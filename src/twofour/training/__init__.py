@@ -1,6 +1,7 @@
 """Training a masked model again, with a control, and going on after an interruption; other ways to become sparse."""
 
 from twofour.training import both_ways, sdgp
+from twofour.training.clipping import clipped_step
 from twofour.training.distillation import Hidden, Taught, distilled
 from twofour.training.finetune import finetune, train
 from twofour.training.result import Epoch, Result, Run
@@ -16,6 +17,7 @@ __all__ = [
     "block_thresholds",
     "both_ways",
     "channel_thresholds",
+    "clipped_step",
     "distilled",
     "finetune",
     "gates",

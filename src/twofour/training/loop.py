@@ -17,6 +17,7 @@ from twofour.errors import MaskError, TrainingError, cut
 from twofour.layers import full_tensor
 from twofour.progress import Progress, spoken
 from twofour.training import batches, randomness
+from twofour.training.clipping import clipped_step
 from twofour.training.judge import require_number
 from twofour.training.plan import Plan
 from twofour.training.result import Epoch, Evaluation, Run
@@ -82,9 +83,10 @@ def train_epoch(trainee: Trainee, plan: Plan, display: Progress, pace: Pace) -> 
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if plan.clip_norm is not None:
-            masks.enforce(model)  # the norm is that of the gradients that the step will use
-            nn.utils.clip_grad_norm_(model.parameters(), plan.clip_norm)
-        optimizer.step()
+            masks.enforce(model)  # also of what the optimiser does not step: the norm is that of all gradients
+            clipped_step(optimizer, plan.clip_norm, model.parameters())
+        else:
+            optimizer.step()
         if trainee.scheme is not None:
             trainee.scheme.step()
         # Autocast keeps copies of parameters until its outermost context ends, which may be around all of the training.
