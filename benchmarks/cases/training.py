@@ -156,16 +156,14 @@ class Bench:
         """Measure one cell."""
         torch.set_num_threads(1)
         dtype, box = TYPES[str(cell["dtype"])], min(0.3, self.seconds)
-        plans: dict[str, str] = {}
         if "images" in cell:
             made = image_steps(dtype, cast(int, cell["images"]), self.without, box)
         else:
-            made, plans = steps(dtype, str(cell["schedule"]), cast(int, cell["sequences"]), self.without, box)
+            made = steps(dtype, str(cell["schedule"]), cast(int, cell["sequences"]), self.without, box)
         for step in made.values():
             step()
-        for name in (SDGP, SDGP_PLAIN):
-            if name in made:
-                plans[name] = str(made[name].handle.plan)  # it chose in the step before
+        # What runs functions between the layers, and SDGP's products, was chosen in the step before.
+        plans = {name: str(step.handle.plan) for name, step in made.items() if step.handle is not None}
         profiles = {name: _profile(step) for name, step in made.items() if name in (CONTROL, *SPARSE, *IMAGES_SPARSE)}
         return measure.compare(
             {name: cast(Callable[[], object], step) for name, step in made.items()},
@@ -180,13 +178,12 @@ class Bench:
 
 def steps(
     dtype: torch.dtype, schedule: str, sequences: int, without: Sequence[str], seconds: float = 0.3
-) -> tuple[dict[str, Step], dict[str, str]]:
-    """Build every step on a copy of one model, and the plans of those that have one."""
+) -> dict[str, Step]:
+    """Build every step on a copy of one model."""
     torch.manual_seed(0)
     model = nn.Sequential(*[Block() for _ in range(DEPTH)])
     names = [name for name in (*DENSE, *SPARSE) if name not in without and (name != KEPT or schedule == "fixed")]
     made = {name: Step.of_blocks(copy.deepcopy(model), dtype, sequences) for name in names}
-    plans: dict[str, str] = {}
     attached: dict[str, dict[str, Any]] = {
         CONTROL: {"kernels": "dense"},
         BOTH: {"schedule": schedule},
@@ -196,14 +193,12 @@ def steps(
     for name, options in attached.items():
         if name in made:
             with made[name].autocast():
-                handle = both_ways.attach(made[name].model, made[name].x, seconds=seconds, **options)
-            made[name].handle = handle
-            plans[name] = str(handle.plan)
+                made[name].handle = both_ways.attach(made[name].model, made[name].x, seconds=seconds, **options)
     if SDGP in made:
         made[SDGP].handle = sdgp.attach(made[SDGP].model, "2:4", seconds=seconds)
     if COMPILED in made:
         made[COMPILED].run = cast(Callable[[Tensor], Tensor], torch.compile(made[COMPILED].model))
-    return made, plans
+    return made
 
 
 def image_steps(dtype: torch.dtype, images: int, without: Sequence[str], seconds: float = 0.3) -> dict[str, Step]:

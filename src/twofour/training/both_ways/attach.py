@@ -13,13 +13,15 @@ from torch import nn
 
 from twofour import calls, masks
 from twofour.errors import TrainingError, one_of
-from twofour.layers import PrunableWeight, attached, remedy_for, require_module, walk
+from twofour.layers import CARRIED, PrunableWeight, attached, remedy_for, require_module, walk
 from twofour.patterns import Transposable
+from twofour.training import fused
 from twofour.training.both_ways.choose import choices
 from twofour.training.both_ways.estimate import Estimate
 from twofour.training.both_ways.handle import TITLE, BothWays, first_masks, require_full
 from twofour.training.both_ways.kept_states import require_alone
 from twofour.training.both_ways.masked_weight import MaskedWeight
+from twofour.training.fused.modules import is_written_out, put_through
 from twofour.training.schemes import require_free
 from twofour.training.schemes.sr_ste import DECAY
 from twofour.training.sparse_linear import LayerPlan, LinearProducts, Workspace
@@ -114,8 +116,18 @@ def attach(
         estimate = Estimate(masked, layer_seed, workspace, wanted=gradient == "2:4")
         sources = {"forward": masked, "data": masked, "weight": estimate}
         put_products(weight.module, LinearProducts(TITLE, sources, plan))
-    options: dict[str, Any] = {"every": every, "begin": start, "decay": decay, "state": state}
-    return BothWays(model, weights, skipped, first=first, masked=bool(masks.of(model)), **options)
+    held = {"state": state, "activations": _fuse(model, kernels, seconds), "masked": bool(masks.of(model))}
+    return BothWays(model, weights, skipped, every=every, begin=start, decay=decay, first=first, **held)
+
+
+def _fuse(model: nn.Module, kernels: str, seconds: float) -> dict[str, nn.Module]:
+    """Serve functions between the layers; returns the activations that got another class, by name."""
+    fused.put_on(model, TITLE, "always" if kernels == "sparse" else "measured", seconds)
+    free = {name: module for name, module in model.named_modules() if CARRIED not in module.__dict__}
+    activations = {name: module for name, module in free.items() if is_written_out(module)}
+    for module in activations.values():
+        put_through(module, TITLE)
+    return activations
 
 
 def _interval(schedule: str) -> int | None:

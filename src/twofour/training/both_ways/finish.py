@@ -10,9 +10,11 @@ from twofour import masks
 from twofour.errors import TrainingError
 from twofour.layers import CARRIED, PrunableWeight, attached, describe_schemes, is_masked, kind_of, take_off
 from twofour.layers.modules import parameters_of
+from twofour.training import fused
 from twofour.training.both_ways.handle import PATTERN, TITLE, mask_of
 from twofour.training.both_ways.kept_linear import put_places, require_whole
 from twofour.training.both_ways.watched import STATES
+from twofour.training.sparse_linear import LinearProducts
 
 
 def finish(model: nn.Module) -> nn.Module:
@@ -32,11 +34,14 @@ def finish(model: nn.Module) -> nn.Module:
             wanted="a copy, or an unpickled model, without a handle",
             remedy="call finish() of the handle that attach returned",
         )
-    for name, module in found:
+    layers = [(name, module) for name, module in found if isinstance(module.__dict__[CARRIED], LinearProducts)]
+    for name, module in layers:
         if mask_of(module.__dict__[CARRIED]).places is not None:
             require_whole(module, name)
+    for activation in {module for _, module in found} - {module for _, module in layers}:
+        take_off(activation)
     chosen = []
-    for name, module in found:
+    for name, module in layers:
         masked = mask_of(module.__dict__[CARRIED])
         keep, held = masked.mask(), masked.places is not None
         parameter = cast(nn.Parameter, parameters_of(module)["weight"])
@@ -48,5 +53,6 @@ def finish(model: nn.Module) -> nn.Module:
             kind = kind_of(module)
             assert kind is not None, name
             chosen.append((PrunableWeight(f"{name}.weight".lstrip("."), name, module, "weight", kind), keep, PATTERN))
+    fused.take_off(model, TITLE)
     masks.attach_all(chosen)
     return model

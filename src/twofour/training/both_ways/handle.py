@@ -21,6 +21,7 @@ from twofour.layers import PrunableWeight, put_over, stored_shape
 from twofour.masks import hooks
 from twofour.packing import kept
 from twofour.patterns import Transposable
+from twofour.training import fused
 from twofour.training.both_ways.estimate import SAMPLED, Estimate
 from twofour.training.both_ways.kept_linear import KeptLinear, put_places, require_whole
 from twofour.training.both_ways.masked_weight import MaskedWeight
@@ -110,8 +111,9 @@ class BothWays(ProductsHandle):
         decay: float,
         masked: bool,
         state: str,
+        activations: Mapping[str, nn.Module],
     ) -> None:
-        super().__init__(model, TITLE, {weight.name: weight.module for weight in weights}, skipped)
+        super().__init__(model, TITLE, {weight.name: weight.module for weight in weights}, skipped, activations)
         self.steps = 0
         self.flips: float | None = None
         self._weights, self._every, self._first, self._decay = list(weights), every, begin, decay
@@ -195,7 +197,8 @@ class BothWays(ProductsHandle):
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs beside model and optimiser.
 
-        Steps, masks, where the random numbers are, and the kernels: another one would sum in another order.
+        Steps, masks, where the random numbers are, and the kernels: another one would sum in another order; so would
+        another implementation of a function.
         """
         return {
             "steps": self.steps,
@@ -205,6 +208,7 @@ class BothWays(ProductsHandle):
                 name: {product: asdict(choice) for product, choice in products.plan.choices.items()}
                 for name, products in self._products().items()
             },
+            "functions": fused.state_of(self.model),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -224,6 +228,7 @@ class BothWays(ProductsHandle):
         for name, products in self._products().items():
             estimate_of(products).calls = int(state["calls"][name])
         self._follow(state.get("choices", {}))
+        fused.load_state(self.model, state.get("functions", {}))
         if chosen:
             self._put(chosen)
 

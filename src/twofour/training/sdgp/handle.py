@@ -17,16 +17,17 @@ from twofour.layers import (
     parse_globs,
     require_matches,
     require_module,
-    take_off,
 )
 from twofour.patterns import Pattern
-from twofour.training.sdgp.activation import activation_of, put_through
+from twofour.training import fused
+from twofour.training.fused.modules import activation_of, put_through
+from twofour.training.sdgp.activation import through
 from twofour.training.sdgp.convolution import SdgpConv1d, SdgpConv2d
 from twofour.training.sdgp.pruned_gradient import PrunedGradient
 from twofour.training.sdgp.rule import EPS, Rule
 from twofour.training.sparse_linear import Choice, LayerPlan, LinearProducts, Workspace
 from twofour.training.sparse_linear.chooser import POLICIES, Chooser
-from twofour.training.sparse_linear.handle import ProductsHandle, require_on_top
+from twofour.training.sparse_linear.handle import ProductsHandle
 from twofour.training.sparse_linear.module import put_products
 
 TITLE = "pruned gradients (SDGP)"
@@ -54,8 +55,8 @@ class Handle(ProductsHandle):
         skipped: Mapping[str, str],
         activations: Mapping[str, nn.Module],
     ) -> None:
-        super().__init__(model, TITLE, modules, skipped)
-        self.rule, self._activations = rule, activations
+        super().__init__(model, TITLE, modules, skipped, activations)
+        self.rule = rule
 
     def state_dict(self) -> dict[str, int]:
         """Return how often each layer has drawn: with the seed it says where the random modes stand."""
@@ -85,12 +86,7 @@ class Handle(ProductsHandle):
         Raises:
             TrainingError: It was removed already, or a layer or an activation got another class since.
         """
-        self._require_attached()
-        activations = {name: module for name, module in self._activations.items() if attached(module) == TITLE}
-        require_on_top(activations)
         self._take_off()
-        for module in activations.values():
-            take_off(module)
         return self.model
 
     def finish(self) -> nn.Module:
@@ -165,16 +161,12 @@ def attach(
         plan = LayerPlan(name, _shape(module), 0, "", {"data": later})
         products = LinearProducts(TITLE, {"data": source}, plan, chooser)
         put_products(module, products, over=over)
-    return Handle(model, rule, modules, skipped, _put_through_activations(model) if rule.native else {})
-
-
-def _put_through_activations(model: nn.Module) -> dict[str, nn.Module]:
-    """Let the activations of a model make pruned gradients; returns them by name."""
+    fused.put_on(model, TITLE, "measured" if product == "auto" else "never", seconds)
     free = {name: module for name, module in model.named_modules() if CARRIED not in module.__dict__}
-    found = {name: module for name, module in free.items() if activation_of(module) is not None}
-    for module in found.values():
-        put_through(module, TITLE)
-    return found
+    activations = {name: one for name, one in free.items() if activation_of(one) is not None} if rule.native else {}
+    for module in activations.values():
+        put_through(module, TITLE, through, fused=product == "auto")
+    return Handle(model, rule, modules, skipped, activations)
 
 
 def _chosen(model: nn.Module, rule: Rule, globs: Sequence[str]) -> tuple[dict[str, nn.Module], dict[str, str]]:

@@ -8,6 +8,8 @@ from torch import nn
 
 from twofour.errors import TrainingError
 from twofour.layers import CARRIED, Attachment, attached, take_off
+from twofour.training import fused
+from twofour.training.fused.modules import is_fused
 from twofour.training.sparse_linear.module import on_top
 from twofour.training.sparse_linear.plan import Plan
 from twofour.training.sparse_linear.products import LinearProducts
@@ -22,16 +24,28 @@ class ProductsHandle(Attachment):
     """
 
     def __init__(
-        self, model: nn.Module, title: str, modules: Mapping[str, nn.Module], skipped: Mapping[str, str]
+        self,
+        model: nn.Module,
+        title: str,
+        modules: Mapping[str, nn.Module],
+        skipped: Mapping[str, str],
+        activations: Mapping[str, nn.Module],
     ) -> None:
         super().__init__(model, title)
+        self._activations = activations
         self.layers, self.skipped, self._modules = tuple(modules), skipped, modules
         self._removed: dict[str, LinearProducts] = {}
+        self._functions: Mapping[str, str] = {}
 
     @property
     def plan(self) -> Plan:
         """Which product of each layer runs how, and why."""
-        return Plan(tuple(products.plan for products in self._products().values()), self.skipped)
+        mode = fused.fused_of(self.model)
+        functions = {} if mode is None else {call: str(choice) for call, choice in mode.choices.items()}
+        written = {name: "fused (its formula in one pass)" for name, one in self._activations.items() if is_fused(one)}
+        functions |= written
+        layers = tuple(products.plan for products in self._products().values())
+        return Plan(layers, self.skipped, functions if self.attached else self._functions)
 
     def _products(self) -> dict[str, LinearProducts]:
         """Return what each layer carries, or carried until the end."""
@@ -46,10 +60,12 @@ class ProductsHandle(Attachment):
             TrainingError: It is over already, or something was put over a layer since.
         """
         self._require_attached()
-        require_on_top(self._modules)
-        self._removed = self._products()
+        activations = {name: module for name, module in self._activations.items() if attached(module) == self.title}
+        require_on_top({**self._modules, **activations})
+        self._removed, self._functions = self._products(), self.plan.functions
         self._end()
-        for module in self._modules.values():
+        fused.take_off(self.model, self.title)
+        for module in (*self._modules.values(), *activations.values()):
             take_off(module)
 
     def _require_attached(self) -> None:

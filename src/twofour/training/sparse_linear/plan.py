@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 PRODUCTS = ("forward", "data", "weight")
 """The products of a Linear in training: Y = X W^T, dX = dZ W, dW = dZ^T X."""
@@ -74,10 +74,12 @@ class Plan:
     Attributes:
         layers: The layers with sparse weights.
         skipped: Layers that stay as they are -> the reason.
+        functions: Functions between the layers, by shape -> what runs them, and why; those that were called.
     """
 
     layers: tuple[LayerPlan, ...]
     skipped: Mapping[str, str]
+    functions: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = []
@@ -88,4 +90,5 @@ class Plan:
             lines += [f"  {product:<8} {choice}" for product, choice in layer.choices.items()]
             lines += [f"  pruned   {layer.pruned}"] if layer.pruned else []
         lines += [f"{name}  dense: {reason}" for name, reason in self.skipped.items()]
+        lines += [f"{call}  {choice}" for call, choice in self.functions.items()]
         return "\n".join(lines)

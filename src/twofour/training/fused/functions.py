@@ -1,0 +1,246 @@
+"""Functions of torch that are served, each by an autograd function whose two passes are native.
+
+The answers are torch's within its rounding. A second derivative is torch's of the formula.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from twofour.kernels.activation import activation, activation_gradient
+from twofour.kernels.attention import attention, attention_gradient, reference, side_by_side
+from twofour.kernels.epilogue import ACTIVATIONS
+
+DTYPES = (torch.float32, torch.bfloat16)
+"""Of the operands; arithmetic is float32."""
+
+
+class Call(NamedTuple):
+    """A call that is served.
+
+    Attributes:
+        name: Of the function.
+        operands: Those that may have gradients, in the computing type.
+        ours: Operands -> answer.
+        theirs: The same by torch.
+        details: What the time depends on beside the first operand's shape and type.
+        always: Whether ours is never slower, so that there is nothing to measure.
+    """
+
+    name: str
+    operands: tuple[Tensor, ...]
+    ours: Callable[..., Tensor]
+    theirs: Callable[..., Tensor]
+    details: tuple[str, ...] = ()
+    always: bool = False
+
+    def __str__(self) -> str:
+        first = self.operands[0]
+        shape, dtype = " x ".join(map(str, first.shape)), str(first.dtype).removeprefix("torch.")
+        return ", ".join([f"{self.name} {shape}", dtype, *self.details])
+
+
+class Activation(torch.autograd.Function):
+    """y = activation(z), and dL/dz in one pass."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, name: str) -> Tensor:
+        """Return the answer; a key of `kernels.epilogue.ACTIVATIONS` says which."""
+        ctx.save_for_backward(z)
+        ctx.name = name
+        return activation(z, name)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the input's gradient."""
+        (z,) = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return *torch.autograd.grad(ACTIVATIONS[ctx.name](z), z, gradients[0], create_graph=True), None
+        return activation_gradient(gradients[0], z, ctx.name), None
+
+
+class Attention(torch.autograd.Function):
+    """softmax(scale q k^T + mask) v, and its three gradients in one call, which computes the scores anew."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, causal: bool
+    ) -> Tensor:
+        """Return the answer, (batch, heads, queries, value width) in the order of (batch, queries, heads, width)."""
+        ctx.save_for_backward(q, k, v, mask)
+        ctx.scale, ctx.causal = scale, causal
+        return attention(q, k, v, mask, scale, causal)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of queries, keys and values."""
+        q, k, v, mask = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+        if torch.is_grad_enabled():
+            y = reference(q, k, v, mask, scale=ctx.scale, causal=ctx.causal)
+            of = [t for t, has in zip((q, k, v), wanted, strict=True) if has]
+            found = iter(torch.autograd.grad(y, of, gradients[0], create_graph=True))
+            return *(next(found) if has else None for has in wanted), None, None, None
+        made = attention_gradient(q, k, v, gradients[0], mask, ctx.scale, ctx.causal)
+        return *(t if has else None for t, has in zip(made, wanted, strict=True)), None, None, None
+
+
+class Parts(torch.autograd.Function):
+    """The parts of a tensor along an axis, views of it: gradients that stand side by side are joined as they are.
+
+    Those of attention do where queries, keys and values are parts of one product. Torch copies them, and the layer
+    before copies what that made.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, t: Tensor, axis: int, size: int) -> tuple[Tensor, ...]:
+        """Return parts of `size` along an axis; of 0, the slices without it."""
+        ctx.axis, ctx.size = axis, size
+        return t.split(size, axis) if size else t.unbind(axis)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient of the whole."""
+        joined = None if torch.is_grad_enabled() else side_by_side(gradients)
+        if joined is None:
+            return (torch.cat if ctx.size else torch.stack)(gradients, ctx.axis), None, None
+        whole = joined.movedim(0, ctx.axis)
+        return whole.flatten(ctx.axis, ctx.axis + 1) if ctx.size else whole, None, None
+
+
+def _unbind(input: Tensor, dim: int = 0) -> Call | None:
+    return _parts(input, dim, 0)
+
+
+def _split(tensor: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0) -> Call | None:
+    size = split_size_or_sections
+    if not isinstance(size, int):
+        size = size[0] if len(set(size)) == 1 else 0
+    whole = -tensor.ndim <= dim < tensor.ndim and size > 0 and tensor.shape[dim] % size == 0
+    return _parts(tensor, dim, size) if whole else None
+
+
+def _chunk(input: Tensor, chunks: int, dim: int = 0) -> Call | None:
+    whole = -input.ndim <= dim < input.ndim and chunks > 0 and input.shape[dim] % chunks == 0
+    return _parts(input, dim, input.shape[dim] // chunks) if whole else None
+
+
+def _parts(t: Tensor, axis: int, size: int) -> Call | None:
+    if not plain(t) or not t.requires_grad or t.grad_fn is None or not -t.ndim <= axis < t.ndim:
+        return None
+    axis %= t.ndim
+    ours = partial(_cut, axis=axis, size=size)
+    return Call("parts", (t,), ours, ours, always=True)
+
+
+def _cut(t: Tensor, *, axis: int, size: int) -> Any:
+    return Parts.apply(t, axis, size)
+
+
+def _gelu(input: Tensor, approximate: str = "none") -> Call | None:
+    return _activated(input, {"none": "gelu", "tanh": "gelu_tanh"}.get(approximate))
+
+
+def _silu(input: Tensor, inplace: bool = False) -> Call | None:
+    return None if inplace else _activated(input, "silu")
+
+
+def _activated(z: Tensor, name: str | None) -> Call | None:
+    if name is None or not plain(z) or not z.requires_grad or not z.is_contiguous():
+        return None
+    return Call(name, (z,), lambda z: cast(Tensor, Activation.apply(z, name)), ACTIVATIONS[name])
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Call | None:
+    q, k, v = (_computed(t) for t in (query, key, value))
+    if dropout_p or not (plain(q, k, v) and any(t.requires_grad for t in (q, k, v))):
+        return None
+    batch, heads, queries, width = q.shape if q.ndim == 4 else (0, 0, 0, 0)
+    keys, value_width = (k.shape[2], v.shape[-1]) if k.ndim == v.ndim == 4 else (0, 0)
+    if (tuple(k.shape), tuple(v.shape)) != ((batch, heads, keys, width), (batch, heads, keys, value_width)):
+        return None  # also of key heads that queries share
+    mask, seen = attn_mask, (batch, heads, queries, keys)
+    if mask is not None:
+        if is_causal or not _takes(mask, seen):
+            return None
+        mask = mask if mask.dtype is torch.bool else mask.float()
+    ours = partial(_run_attention, mask=mask, scale=scale, causal=is_causal)
+    theirs = partial(_torch_attention, mask=mask, scale=scale, causal=is_causal)
+    details = [f"{keys} keys"] if value_width == width else [f"{keys} keys of {width} and {value_width}"]
+    details += ["causal"] if is_causal else [] if mask is None else ["masked"]
+    return Call("attention", (q, k, v), ours, theirs, tuple(details))
+
+
+def _run_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, scale: float | None, causal: bool
+) -> Tensor:
+    return cast(Tensor, Attention.apply(q, k, v, mask, scale, causal))
+
+
+def _torch_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, scale: float | None, causal: bool
+) -> Tensor:
+    mask = mask if mask is None or mask.dtype is torch.bool else mask.to(q.dtype)
+    return functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
+
+
+def _computed(t: Tensor) -> Tensor:
+    """Return an operand in the type that autocast has attention computed in."""
+    if not torch.is_autocast_enabled("cpu") or t.dtype is torch.float64:
+        return t
+    return t.to(torch.get_autocast_dtype("cpu"))
+
+
+def plain(*tensors: Tensor) -> bool:
+    """Whether kernels can read operands: plain ones on the CPU, of one type that is served, none of them empty."""
+    return all(
+        isinstance(t, Tensor)
+        and type(t) in (Tensor, nn.Parameter)
+        and t.is_cpu
+        and t.layout is torch.strided
+        and not t.is_nested
+        and not t.is_neg()
+        and t.dtype in DTYPES
+        and t.dtype is tensors[0].dtype
+        and t.numel() > 0
+        for t in tensors
+    )
+
+
+def _takes(mask: Tensor, shape: Sequence[int]) -> bool:
+    """Whether a mask without a gradient can be read: bool, or added to the scores."""
+    plain = type(mask) is Tensor and mask.is_cpu and mask.layout is torch.strided and not mask.requires_grad
+    if not plain or not (mask.dtype is torch.bool or mask.dtype in DTYPES) or mask.ndim > len(shape):
+        return False
+    ends = zip(reversed(mask.shape), reversed(shape), strict=False)
+    return all(size in (1, full) for size, full in ends) and math.prod(mask.shape) > 0
+
+
+SERVED: Mapping[Callable[..., Any], Callable[..., Call | None]] = {
+    functional.scaled_dot_product_attention: _attention,
+    functional.gelu: _gelu,
+    functional.silu: _silu,
+    Tensor.unbind: _unbind,
+    torch.unbind: _unbind,
+    Tensor.split: _split,
+    torch.split: _split,
+    Tensor.chunk: _chunk,
+    torch.chunk: _chunk,
+}
+"""Function of torch -> what makes a call of its arguments, or None where it is not served."""

@@ -1,0 +1,221 @@
+"""The mode that takes functions out of torch's hands, and how it is put over the forward pass of a model."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._autograd import _top_saved_tensors_default_hooks
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+
+from twofour.layers.modules import table
+from twofour.measure.chooser import race
+from twofour.native.surroundings import by_operators
+from twofour.training.fused.functions import SERVED, Call
+
+_log = logging.getLogger("twofour.training")
+
+POLICIES = ("measured", "always", "never")
+"""Those of `Fused`."""
+LEAST = 1 << 16
+"""Numbers of an answer from which a call is measured: below, what it saves is less than a call from Python costs."""
+_FUSED = "_twofour_fused"
+"""Attribute of a model whose forward pass the mode is put over: its `Fused`."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What runs a function of one shape.
+
+    Attributes:
+        ours: Whether ours runs.
+        torch_ms: Milliseconds of torch's forward and backward pass together.
+        ours_ms: The same of ours.
+    """
+
+    ours: bool
+    torch_ms: float
+    ours_ms: float
+
+    def __str__(self) -> str:
+        ratio = self.torch_ms / self.ours_ms
+        why = f"{ratio:.2f} times as fast" if self.ours else f"ours would take {1 / ratio:.2f} times as long"
+        return f"{'fused' if self.ours else 'torch'} (torch {self.torch_ms:.2f}, fused {self.ours_ms:.2f}, {why})"
+
+
+class Fused(TorchFunctionMode):
+    """Serves functions of the forward pass of one model; what it chooses is neither copied nor pickled.
+
+    Attributes:
+        policy: "measured": what is faster here, at each shape, in its first call; "always": ours, unmeasured; "never".
+        seconds: Time box of measuring one shape.
+        owners: Titles of what has put it on.
+        choices: What was measured: the call as text -> what runs.
+    """
+
+    def __init__(self, policy: str, seconds: float) -> None:
+        super().__init__()
+        self.policy, self.seconds = policy, seconds
+        self.owners: set[str] = set()
+        self.choices: dict[str, Choice] = {}
+        self._local = threading.local()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run a function of torch, or ours in its place."""
+        kwargs = kwargs or {}
+        serve = SERVED.get(func)
+        if serve is not None and _undisturbed():
+            try:
+                call = serve(*args, **kwargs)
+            except TypeError:  # arguments that torch is to complain about
+                call = None
+            if call is not None and self._takes(call):
+                return call.ours(*call.operands)
+        return func(*args, **kwargs)
+
+    def enter(self) -> None:
+        """Begin to serve on this thread."""
+        self._local.depth = getattr(self._local, "depth", 0) + 1
+        if self._local.depth == 1:
+            self.__enter__()
+
+    def leave(self) -> None:
+        """Undo `enter`, if there was one."""
+        depth = getattr(self._local, "depth", 0)
+        if depth == 1:
+            self.__exit__(None, None, None)
+        self._local.depth = max(0, depth - 1)
+
+    def _takes(self, call: Call) -> bool:
+        """Whether ours runs."""
+        if self.policy != "measured":
+            return self.policy == "always"
+        if call.operands[0].numel() < LEAST or call.always:
+            return call.operands[0].numel() >= LEAST
+        if (key := str(call)) not in self.choices:
+            self.choices[key] = _measured(call, self.seconds)
+            _log.info("%s: %s", key, self.choices[key])
+        return self.choices[key].ours
+
+    def __getstate__(self) -> dict[str, Any]:  # what was chosen here holds for this machine
+        return {"policy": self.policy, "seconds": self.seconds, "owners": set(self.owners)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(vars(Fused(state["policy"], state["seconds"])), owners=state["owners"])
+
+
+def followed_by_a_backward_pass() -> bool:
+    """Whether a plain backward pass follows what is computed now: no transform of functorch, and nothing is traced."""
+    plainly = torch.is_grad_enabled() and not by_operators() and forward_ad._current_level < 0
+    return plainly and peek_interpreter_stack() is None
+
+
+def _undisturbed() -> bool:
+    """Whether the mode may serve a function.
+
+    Checkpointing looks for the same saved tensors when it computes anew, when the mode may not be there: it, and what
+    else exchanges saved tensors, leaves hooks for them.
+    """
+    return followed_by_a_backward_pass() and _top_saved_tensors_default_hooks(True) is None
+
+
+def _measured(call: Call, seconds: float) -> Choice:
+    """Time forward and backward pass of both, interleaved."""
+    operands = [t.detach().requires_grad_(t.requires_grad) for t in call.operands]
+    leaves = [t for t in operands if t.requires_grad]
+    with torch.autocast("cpu", enabled=False):
+        upstream = call.theirs(*operands).detach()
+        runs = {name: partial(_run, way, operands, leaves, upstream) for name, way in _ways(call).items()}
+        taken, _ = race(runs, seconds=seconds, repeats=20)
+    return Choice(taken["ours"] < taken["torch"], 1e3 * taken["torch"], 1e3 * taken["ours"])
+
+
+def _ways(call: Call) -> dict[str, Callable[..., Tensor]]:
+    return {"torch": call.theirs, "ours": call.ours}
+
+
+def _run(way: Callable[..., Tensor], operands: list[Tensor], leaves: list[Tensor], upstream: Tensor) -> object:
+    return torch.autograd.grad(way(*operands), leaves, upstream)
+
+
+def fused_of(model: nn.Module) -> Fused | None:
+    """Return the mode that is put over the forward pass of a model, if one is."""
+    found = model.__dict__.get(_FUSED)
+    return found if isinstance(found, Fused) else None
+
+
+def put_on(model: nn.Module, title: str, policy: str, seconds: float) -> None:
+    """Serve functions of a model's forward pass from now on.
+
+    Args:
+        model: It calls functions between its layers; one without children calls none.
+        title: What puts it on, and takes it off.
+        policy: One of `POLICIES`.
+        seconds: Time box of measuring one shape.
+    """
+    fused = fused_of(model)
+    if policy == "never" or next(model.children(), None) is None:
+        return
+    if fused is None:
+        model.__dict__[_FUSED] = fused = Fused(policy, seconds)
+        model.register_forward_pre_hook(_enter)
+        model.register_forward_hook(_leave, always_call=True)
+    fused.owners.add(title)
+
+
+def take_off(model: nn.Module, title: str) -> None:
+    """Undo `put_on`, also on a copy; nothing is left behind by the last owner."""
+    fused = fused_of(model)
+    if fused is None or title not in fused.owners:
+        return
+    fused.owners.remove(title)
+    if fused.owners:
+        return
+    del model.__dict__[_FUSED]
+    before, after = "_forward_pre_hooks", "_forward_hooks"
+    for mine, names in ((_enter, (before,)), (_leave, (after, f"{after}_always_called"))):
+        for key in [key for key, hook in table(model, names[0]).items() if hook is mine]:
+            for name in names:
+                table(model, name).pop(key, None)
+
+
+def state_of(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Return what was chosen for a model, as a checkpoint holds it."""
+    fused = fused_of(model)
+    return {} if fused is None else {call: asdict(choice) for call, choice in fused.choices.items()}
+
+
+def load_state(model: nn.Module, state: Mapping[str, Mapping[str, Any]]) -> None:
+    """Choose as where `state_of` was taken, at the shapes that it knows."""
+    if (fused := fused_of(model)) is not None:
+        fused.choices.update({call: Choice(**choice) for call, choice in state.items()})
+
+
+def apart() -> AbstractContextManager[Any]:
+    """What keeps the mode out of a layer's own work, whose every look at a tensor would ask it."""
+    if torch.compiler.is_compiling():
+        return nullcontext()
+    depth = torch._C._len_torch_function_stack()
+    inside = depth > 0 and isinstance(torch._C._get_function_stack_at(depth - 1), Fused)
+    return torch._C.DisableTorchFunction() if inside else nullcontext()
+
+
+def _enter(model: nn.Module, args: Any) -> None:
+    if not torch.compiler.is_compiling() and (fused := fused_of(model)) is not None:
+        fused.enter()
+
+
+def _leave(model: nn.Module, args: Any, output: Any) -> None:
+    if not torch.compiler.is_compiling() and (fused := fused_of(model)) is not None:
+        fused.leave()
