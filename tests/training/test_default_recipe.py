@@ -9,7 +9,14 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 from tests.training.small import Noisy, accuracy, dense_model, noisy_loader, pair_of_models, recipe, same_state
 from twofour import masks
@@ -272,6 +279,46 @@ def test_the_parts_of_a_loader_share_no_sample():
     for other in (DataLoader(TensorDataset(x, x), 16, sampler=sampler), batches[:3]):
         used, held = judge.hold_back(other, 0)
         assert used is other and not held.apart and held.samples == min(128, sum(len(part[0]) for part in other))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda chosen: {"batch_size": 16, "sampler": SequentialSampler(chosen)},
+        lambda chosen: {"batch_size": 16, "sampler": RandomSampler(chosen)},
+        lambda chosen: {"batch_sampler": BatchSampler(SubsetRandomSampler(chosen), 16, drop_last=False)},
+        lambda chosen: {"batch_size": None, "sampler": SequentialSampler(chosen)},
+    ],
+)
+def test_the_samples_that_a_sampler_leaves_out_stay_out(given):
+    x = torch.arange(400.0).view(-1, 1)
+    loader = DataLoader(TensorDataset(x, x), **given(range(200)))
+    used, held = judge.hold_back(loader, 0)
+    assert used is loader and not held.apart and held.samples >= 128
+    assert max(float(inputs.max()) for inputs, _ in (*used, *held.batches)) < 200
+
+
+def test_a_parted_loader_keeps_what_the_given_one_was_told():
+    x, generator = torch.arange(400.0).view(-1, 1), torch.Generator()
+    data = TensorDataset(x, x)
+    used, _ = judge.hold_back(DataLoader(data, 16, sampler=RandomSampler(data, generator=generator), in_order=False), 0)
+    assert used.sampler.generator is generator and not used.in_order and used.batch_size == 16
+    assert used.sampler.data_source is used.dataset
+
+
+def test_the_folder_of_a_run_that_began_pruned_is_refused_before_pruning(tmp_path):
+    (model, control), (again, other) = pair_of_models(), pair_of_models()
+    finetune(model, noisy_loader(), **recipe(), control=control, checkpoint=tmp_path)
+    for name in ("sparse.pt", "control.pt"):
+        dense = trained()
+        before = copy.deepcopy(dense.state_dict())
+        with pytest.raises(TrainingError, match=rf"did not begin with this dense model[\s\S]*{name} without start.pt"):
+            quick(dense, checkpoint=tmp_path)
+        assert not masks.of(dense) and all(torch.equal(before[key], p) for key, p in dense.state_dict().items())
+        assert not (tmp_path / "start.pt").exists()
+        if name == "sparse.pt":
+            finetune(again, noisy_loader(), **recipe(), control=other, checkpoint=tmp_path)  # the rightful run goes on
+            (tmp_path / name).unlink()
 
 
 @pytest.mark.parametrize(

@@ -165,22 +165,28 @@ def _parted(loader: Loader, seed: int) -> tuple[DataLoader[Any], DataLoader[Any]
     """Return loaders of two parts of a dataset, as the given one but for that; None where it is not that simple."""
     if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
         return None
-    sampler: Any = loader.sampler
-    shuffled = type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
-    if not (shuffled or type(sampler) is SequentialSampler) or type(loader.batch_sampler) is not BatchSampler:
+    sampler, batched = loader.sampler, loader.batch_sampler
+    if type(batched) is not BatchSampler or loader.batch_size is None or batched.sampler is not sampler:
+        return None
+    plain = type(sampler) is SequentialSampler or (
+        type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
+    )
+    if not plain or sampler.data_source is not loader.dataset:  # samples that a sampler leaves out are not trained on
         return None
     size = len(loader.dataset)  # pyright: ignore[reportArgumentType]
     count = min(MOST, max(size // SHARE, min(LEAST, size // 10)))
-    if count == 0 or size - count < (loader.batch_size or 1):
+    if count == 0 or size - count < loader.batch_size:
         return None
     order = torch.randperm(size, generator=torch.Generator().manual_seed(randomness.derive(seed, 0, "held back")))
     same: dict[str, Any] = {
         name: getattr(loader, name)
-        for name in ("batch_size", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn")
+        for name in ("batch_size", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "in_order")
+        if hasattr(loader, name)
     }
     same |= {"multiprocessing_context": loader.multiprocessing_context, "prefetch_factor": loader.prefetch_factor}
     used, judging = (Subset(loader.dataset, part.sort().values.tolist()) for part in (order[count:], order[:count]))
-    training = DataLoader(used, shuffle=shuffled, drop_last=loader.drop_last, generator=loader.generator, **same)
+    way = RandomSampler(used, generator=sampler.generator) if type(sampler) is RandomSampler else None
+    training = DataLoader(used, sampler=way, drop_last=loader.drop_last, generator=loader.generator, **same)
     return training, DataLoader(judging, **same)
 
 

@@ -154,6 +154,8 @@ def begin(
     stored = None if file is None else checkpoint.read(file, checkpoint.START)
     if file is not None and stored is not None and run is not None:
         _require_same(file, stored["run"], run)
+    elif folder is not None:
+        _require_unused(folder)
     teacher = _copied(model) if teaches else None
     if stored is not None and file is not None:
         _restore(model, stored, file)
@@ -197,6 +199,22 @@ def require_fresh(folder: Path | None) -> None:
             got="a model that is pruned already",
             wanted="the dense model, as the run was given it",
             remedy="load the dense model again and call finetune with it: what it was pruned to is in the folder",
+        )
+
+
+def _require_unused(folder: Path) -> None:
+    """Refuse a dense model where the folder is of a run that began with a pruned one, before it is written into.
+
+    Raises:
+        TrainingError: It is.
+    """
+    if found := [name for name in ("sparse.pt", "control.pt") if (folder / name).exists()]:
+        raise TrainingError(
+            f"the checkpoints in `{folder}` are of a run that did not begin with this dense model; they are left as "
+            "they are",
+            got=f"{found[0]} without {FILE}, which a run writes that prunes a dense model",
+            wanted="an empty folder, or that of this run",
+            remedy="pass another `checkpoint` folder, or to go on with that run the model as it was given it",
         )
 
 
