@@ -21,7 +21,7 @@ from torch.utils.data import (
 from tests.training.small import Noisy, accuracy, dense_model, noisy_loader, pair_of_models, recipe, same_state
 from twofour import masks
 from twofour.errors import FormatError, LayerError, TrainingError
-from twofour.training import Taught, defaults, distilled, finetune, judge, train, warm_start
+from twofour.training import Taught, checkpoint, defaults, distilled, finetune, judge, train, trainee, warm_start
 from twofour.training.lesson import Lesson
 from twofour.training.plan import Plan
 
@@ -111,6 +111,67 @@ def test_the_control_keeps_its_best_state_too_and_sees_the_same_data():
 
 class Stop(Exception):
     pass
+
+
+class Counting(nn.Module):
+    """Counts its steps in a buffer that is no part of its state dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(1), persistent=False)
+
+    def forward(self, x):
+        self.steps += int(self.training)
+        return x
+
+
+@pytest.mark.parametrize("end", [float("nan"), KeyboardInterrupt(), None])
+def test_what_ends_a_run_early_leaves_the_best_state(end, tmp_path):
+    model, _ = pair_of_models(dropout=0.0)
+    model.append(Counting())
+    answers, states, steps = iter([0.5, 0.9, 0.1, 0.2]), [], []
+
+    def evaluate(m):
+        states.append([copy.deepcopy(m.state_dict()), m[-1].steps.clone()])
+        return next(answers)
+
+    def loss(output, target):
+        steps.append(1)
+        if len(steps) == 15 and isinstance(end, KeyboardInterrupt):
+            raise end
+        return F.cross_entropy(output, target) * (end if len(steps) == 15 and end is not None else 1)
+
+    def run():
+        given = {**recipe(epochs=3), "loss": loss}
+        return finetune(model, noisy_loader(), **given, evaluate=evaluate, keep="highest", checkpoint=tmp_path)
+
+    if end is None:
+        assert run().sparse.kept == 1 and len(states) == 4
+    else:
+        with pytest.raises((TrainingError, KeyboardInterrupt)) as caught:
+            run()
+        assert caught.value.__notes__ == ["The sparse model has its state after epoch 1 of 3, the best so far."]
+        assert checkpoint.read(tmp_path / "sparse.pt")["position"]["epoch"] == 2
+    kept, counted = states[1]
+    assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
+    assert model[-1].steps == counted == 6
+    buffers = checkpoint.read(tmp_path / "sparse.pt")["best"]["buffers"]
+    assert buffers.keys() == {"5.steps"} and buffers["5.steps"] == 6
+
+
+def test_a_better_state_is_copied_into_the_tensors_of_the_last():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model.register_buffer("spread", torch.ones(1).expand(3))
+    first = trainee._copied(model.state_dict(), {})
+    assert all(value.data_ptr() != first[name].data_ptr() for name, value in model.state_dict().items())
+    assert trainee._copied(model.state_dict(), first) is not first, "an expanded tensor cannot be written into"
+    del model.spread
+    first = trainee._copied(model.state_dict(), {})
+    nn.init.constant_(model[0].weight, 3.0)
+    places = {name: value.data_ptr() for name, value in first.items()}
+    again = trainee._copied(model.state_dict(), first)
+    assert {name: value.data_ptr() for name, value in again.items()} == places and again._metadata
+    assert all(torch.equal(value, again[name]) for name, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize("stop", [2, 9])

@@ -41,6 +41,9 @@ def run(model: nn.Module, plan: Plan, name: str, file: Path | None, display: Pro
             another run.
         FormatError: The checkpoint is damaged.
         MaskError: A pruned weight is no longer zero after an epoch.
+
+    Whatever ends the run early, an interrupt too, leaves the best state so far where one is kept, and a note of it with
+    the exception; the checkpoint stays that of the last save.
     """
     with calls.keeping_modes(model), randomness.undisturbed(plan.loader):
         trainee = Trainee.start(name, model, plan, file)
@@ -49,7 +52,7 @@ def run(model: nn.Module, plan: Plan, name: str, file: Path | None, display: Pro
         steps = batches.length(plan.loader)
         done = 0 if steps is None else trainee.epoch * steps + trainee.step
         display.begin(f"training {name}, steps", None if steps is None else plan.epochs * steps, done)
-        with ending(trainee.scheme):
+        with ending(trainee.scheme), trainee.best_stands(plan.epochs):
             if not trainee.begun:
                 trainee.before = evaluate(model, plan, -1)
                 trainee.held = trainee.judged(plan, trainee.before, 0)
@@ -58,7 +61,6 @@ def run(model: nn.Module, plan: Plan, name: str, file: Path | None, display: Pro
                 finish_epoch(trainee, plan)
             if trainee.scheme is not None:
                 trainee.scheme.finish()
-        trainee.restore_best()
     history = tuple(Epoch(**epoch) for epoch in trainee.history)
     kept = None if trainee.best is None else trainee.best.epoch
     return Run(name, trainee.before, history, trainee.seconds, trainee.held, kept)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -47,11 +47,42 @@ class Best:
         epoch: After which it was, 0 for before the first step.
         score: What the judge said: smaller is better.
         state: A copy of the model's state dict.
+        buffers: Copies of the buffers that the state dict leaves out.
     """
 
     epoch: int
     score: float
     state: dict[str, Any]
+    buffers: dict[str, Any]
+
+
+def left_out(model: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that are not part of a model's state dict, by name."""
+    named = model.state_dict().keys()
+    return {name: value for name, value in model.named_buffers(remove_duplicate=False) if name not in named}
+
+
+def _copied(state: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of a state, in the tensors of an older copy where they fit, so that there are never two."""
+    same = old.keys() == state.keys() and all(_fits(value, old[name]) for name, value in state.items())
+    if not same:
+        return copy.deepcopy(state)
+    with torch.no_grad():
+        for name, value in state.items():
+            old[name] = old[name].copy_(value) if isinstance(value, Tensor) else copy.deepcopy(value)
+    return old
+
+
+def _fits(value: Any, old: Any) -> bool:
+    if not isinstance(value, Tensor):
+        return True
+    kinds = [(type(t), t.shape, t.dtype, t.device, t.layout) for t in (value, old) if isinstance(t, Tensor)]
+    return len(kinds) == 2 and kinds[0] == kinds[1] and _is_writable(old)
+
+
+def _is_writable(tensor: Tensor) -> bool:
+    """Whether each value has a place of its own, as those of an expanded tensor do not."""
+    return all(stride or size < 2 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 @dataclasses.dataclass
@@ -123,7 +154,8 @@ class Trainee:
             state["scheme"] = self.scheme.state_dict()
         if self.best is not None:
             best = self.best
-            state["best"] = {"epoch": best.epoch, "score": best.score, "held": self.held, "state": best.state}
+            kept = {"state": best.state, "buffers": best.buffers}
+            state["best"] = {"epoch": best.epoch, "score": best.score, "held": self.held, **kept}
         checkpoint.write(self.file, state)
 
     def judged(self, plan: Plan, evaluation: Evaluation | None, epoch: int) -> float | None:
@@ -132,7 +164,9 @@ class Trainee:
             return None
         score = plan.judge.score(self.model, evaluation)
         if self.best is None or score <= self.best.score:
-            self.best = Best(epoch, score, copy.deepcopy(self.model.state_dict()))
+            kept, self.best = self.best, None  # while it is written into there is none
+            old = ({}, {}) if kept is None else (kept.state, kept.buffers)
+            self.best = Best(epoch, score, *map(_copied, (self.model.state_dict(), left_out(self.model)), old))
         return score if plan.judge.keep == "loss" else None
 
     def restore_best(self) -> None:
@@ -140,8 +174,7 @@ class Trainee:
         best = self.best
         if best is None or best.epoch == len(self.history):
             return
-        self.model.load_state_dict(best.state)
-        torch.clear_autocast_cache()
+        self._load_best(best)
         if best.epoch == 0:
             log.warning(
                 "%s run: no epoch made the model better than it was before the training, by what judges it; that state "
@@ -150,6 +183,37 @@ class Trainee:
             )
         else:
             log.info("%s run: the state after epoch %d of %d is the best", self.name, best.epoch, len(self.history))
+
+    @contextmanager
+    def best_stands(self, epochs: int) -> Iterator[None]:
+        """Give the model its best state at the end, and where a run of so many epochs ends early too."""
+        try:
+            yield
+        except BaseException as error:
+            if (best := self.best) is not None:
+                try:
+                    self._load_best(best)
+                except Exception as failed:  # a device that is lost; what ended the run is what must be seen
+                    error.add_note(f"The best state could not be given back to the model: {failed}")
+                else:
+                    when = f"after epoch {best.epoch} of {epochs}" if best.epoch else "before the first step"
+                    error.add_note(f"The {self.name} model has its state {when}, the best so far.")
+                    log.warning("%s run: ended early; the state %s stands, the best so far", self.name, when)
+            raise
+        self.restore_best()
+
+    def _load_best(self, best: Best) -> None:
+        self.model.load_state_dict(best.state)
+        for name, value in best.buffers.items():
+            place, _, own = name.rpartition(".")
+            module = self.model.get_submodule(place)
+            now = getattr(module, own)
+            if isinstance(now, Tensor) and now.shape == value.shape and _is_writable(now):
+                with torch.no_grad():
+                    now.copy_(value)
+            else:
+                setattr(module, own, value.clone())
+        torch.clear_autocast_cache()
 
     def resume(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's state; the model is written last, when all else has fitted.
@@ -209,7 +273,10 @@ class Trainee:
         wrong = [key for key in mine if getattr(theirs.get(key), "shape", ()) != getattr(mine[key], "shape", ())]
         if mine.keys() != theirs.keys() or wrong:
             raise ValueError(f"the best state is of another model: {', '.join(wrong[:3])}")
-        self.best = Best(int(kept["epoch"]), float(kept["score"]), theirs)
+        buffers = kept.get("buffers", {})
+        if buffers.keys() - left_out(self.model).keys() or not all(isinstance(b, Tensor) for b in buffers.values()):
+            raise ValueError("the best state has buffers of another model")
+        self.best = Best(int(kept["epoch"]), float(kept["score"]), theirs, buffers)
         self.held = kept["held"]
 
     def _resume_scheme(self, state: dict[str, Any]) -> None:
