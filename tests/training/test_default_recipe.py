@@ -3,6 +3,7 @@
 import copy
 import functools
 import logging
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -335,7 +336,11 @@ def test_the_parts_of_a_loader_share_no_sample():
         assert (training.tolist() == sorted(training.tolist())) is not shuffle
     batches = [(part, part) for part in x.split(10)]
     used, held = judge.hold_back(batches, 0)
-    assert len(used) == 38 and held.samples == 20 and held.apart
+    assert len(used) == 36 and held.samples == 40 and held.apart  # a tenth, for want of 128 samples
+    used, held = judge.hold_back([(part, part) for part in torch.zeros(8000, 1).split(40)], 0)
+    assert len(used) == 190 and held.samples == 400  # a twentieth
+    used, held = judge.hold_back([(part, part) for part in torch.zeros(40000, 1).split(400)], 0)
+    assert len(used) == 97 and held.samples == 1200  # more samples than 1024 are not wanted
     sampler = torch.utils.data.WeightedRandomSampler([1.0] * 400, 40)
     for other in (DataLoader(TensorDataset(x, x), 16, sampler=sampler), batches[:3]):
         used, held = judge.hold_back(other, 0)
@@ -357,6 +362,73 @@ def test_the_samples_that_a_sampler_leaves_out_stay_out(given):
     used, held = judge.hold_back(loader, 0)
     assert used is loader and not held.apart and held.samples >= 128
     assert max(float(inputs.max()) for inputs, _ in (*used, *held.batches)) < 200
+
+
+class Lazy(Sequence):
+    """Batches that are made when they are asked for, with noise."""
+
+    def __init__(self, size=40, rows=2):
+        self.size, self.rows, self.read = size, rows, []
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, place):
+        if not 0 <= place < self.size:
+            raise IndexError(place)
+        self.read.append(place)
+        x = torch.full((self.rows, 16), float(place)) + torch.rand(self.rows, 16) / 2
+        return x, torch.zeros(self.rows, dtype=torch.long)
+
+
+def test_a_sequence_is_read_as_it_is_asked_for():
+    loader = Lazy()
+    used, held = judge.hold_back(loader, 0)
+    assert held.samples == 8 and sorted(loader.read) == [9, 19, 29, 39] and held.apart
+    first, again = (torch.cat([x for x, _ in used]) for _ in range(2))
+    assert len(used) == 36 and torch.equal(first.floor(), again.floor()) and not torch.equal(first, again)
+    assert not set(first.floor().unique().tolist()) & {float(x.floor().max()) for x, _ in held.batches}
+    assert [float(x[0, 0].floor()) for x, _ in used[:2]] == [0, 1]
+    other = judge.hold_back(loader, 0)[1]
+    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(held.batches, other.batches, strict=True))
+
+    class Shuffled(Lazy):
+        def __iter__(self):
+            return (self[place] for place in torch.randperm(self.size).tolist())
+
+    loader = Shuffled()
+    used, held = judge.hold_back(loader, 0)
+    assert used is loader and not held.apart
+
+
+def test_few_samples_that_judge_are_said_to_be_few():
+    x = torch.randn(10, 16)
+    result = quick(trained(), DataLoader(TensorDataset(x, torch.zeros(10).long()), 5))
+    assert "on 1 sample held back, few to tell states apart: held= takes more" in "".join(result.notes)
+
+
+def test_what_is_held_back_leaves_no_batch_of_one():
+    x = torch.randn(50, 16)
+    for batch, held in ((4, 6), (44, 6), (45, 5), (1, 5)):
+        used, judging = judge.hold_back(DataLoader(TensorDataset(x, x), batch), 0)
+        assert judging.samples == held and (batch == 1 or min(len(part) for part, _ in used) > 1)
+
+
+def test_data_that_are_held_by_the_caller_judge_the_same_whatever_was_drawn_before(tmp_path):
+    held, results = noisy_loader(own_generator=True), []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        state, own = torch.get_rng_state(), held.generator.get_state()
+        results.append(quick(trained(), held=held))
+        assert torch.equal(torch.get_rng_state(), state) and torch.equal(held.generator.get_state(), own)
+    assert results[0].sparse.held == results[1].sparse.held
+    assert judge.given(held, 0).nbytes == Noisy().x.nbytes + Noisy().y.nbytes
+    big = [(torch.zeros(2**14, 16), torch.zeros(2**14, dtype=torch.long))]
+    assert "the data that judge 1.1" in "".join(quick(trained(), held=big, epochs=1).notes)
+    quick(trained(), held=held, checkpoint=tmp_path, epochs=2)
+    for other in (DataLoader(Noisy(seed=4), 8), DataLoader(Noisy(rows=40), 8)):
+        with pytest.raises(TrainingError, match=r"of another run[\s\S]*held: "):
+            quick(trained(), held=other, checkpoint=tmp_path, epochs=2)
 
 
 def test_a_parted_loader_keeps_what_the_given_one_was_told():

@@ -81,7 +81,9 @@ def completed(
     plan = _judged(plan, keep, held)
     if plan.judge is not None and (judging := plan.judge.held) is not None:
         apart = "held back" if judging.apart else "that are trained on too: held= takes others"
-        notes.append(f"the state with the least loss stands, on {judging.samples} samples {apart}")
+        amount = f"{judging.samples} sample{'s' if judging.samples != 1 else ''}"
+        few = "" if judging.samples >= judge.LEAST else ", few to tell states apart: held= takes more"
+        notes.append(f"the state with the least loss stands, on {amount} {apart}{few}")
     if cycled and (steps := length(plan.loader)):
         plan = dataclasses.replace(plan, schedule=cycle(plan.epochs * steps))
     for note in notes:
@@ -119,7 +121,7 @@ def _judged(plan: Plan, keep: str, held: Any) -> Plan:
         )
     if keep == "loss":
         loader = plan.loader
-        loader, judging = judge.hold_back(loader, plan.seed) if held is None else (loader, judge.given(held))
+        loader, judging = judge.hold_back(loader, plan.seed) if held is None else (loader, judge.given(held, plan.seed))
         return dataclasses.replace(plan, loader=loader, judge=judge.Judge("loss", plan.loss, judging))
     if plan.evaluate is None:
         raise TrainingError(

@@ -121,8 +121,8 @@ def finetune(
         prune: Further arguments of `twofour.prune` for it, such as {"skip": ["head"], "permute": False}.
         held: Batches (input, target) of data that are not trained on, whose loss judges. None: a part of the loader is
             held back: of a DataLoader that reads in order or shuffles, a twentieth of its samples, 128 to 1024; of a
-            list of ten batches or more, every twentieth batch, or one. Of other loaders, and of those with a sampler of
-            their own, the first batches judge, and are trained on too.
+            list or sequence of ten batches or more, a twentieth of them, up to a tenth for 128 samples. Of other
+            loaders, and of those with a sampler of their own, the first batches judge, and are trained on too.
         keep: Which state stands at the end, of the control too: the "last"; that with the least "loss" on data held
             back; that with the "highest" or "lowest" answer of `evaluate`, of several numbers the first. "auto": "loss"
             where a dense model is pruned here, else "last".

@@ -6,8 +6,9 @@ states before the first step and after each epoch are judged; the best is kept.
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,6 +31,9 @@ SHARE = 20
 """One sample, or batch, in so many is held back."""
 LEAST, MOST = 128, 1024
 """Samples that are held back at least, where they are no more than a tenth, and at most."""
+TENTH = 10
+_IN_ORDER = (list.__iter__, tuple.__iter__, Sequence.__iter__)
+"""Ways of walking over a sequence that yield what its places hold."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,36 @@ class Held:
     batches: tuple[tuple[Any, Any], ...]
     samples: int
     apart: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors in the batches."""
+        return sum(part.nbytes for _, part in _parts(self.batches) if isinstance(part, Tensor))
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """What tells these data from others: how many samples, and a hash over the first batch."""
+        return {"samples": self.samples, "first batch": digest(self.batches[0])}
+
+
+class Places(Sequence[Any]):
+    """Some places of a sequence, each read when it is asked for.
+
+    Args:
+        loader: The sequence.
+        places: Which, in this order.
+    """
+
+    def __init__(self, loader: Sequence[Any], places: Sequence[int]) -> None:
+        self.loader, self._places = loader, places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return Places(self.loader, self._places[number])
+        return self.loader[self._places[number]]
 
 
 @dataclass(frozen=True)
@@ -106,14 +140,39 @@ def require_number(loss: object) -> None:
         )
 
 
-def given(held: Loader) -> Held:
-    """Return the batches of a loader that a caller holds back.
+def digest(value: Any) -> str:
+    """Return a hash over the tensors, numbers and strings in containers, and their names."""
+    found = hashlib.sha256()
+    for name, part in _parts(value):
+        found.update(name.encode())
+        if isinstance(part, Tensor) and part.layout == torch.strided:
+            found.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        elif isinstance(part, str | int | float):
+            found.update(repr(part).encode())
+    return found.hexdigest()[:32]
+
+
+def _parts(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what stands in nested containers, each with its name."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _parts(part, str(key))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _parts(part, name)
+    else:
+        yield name, value
+
+
+def given(held: Loader, seed: int) -> Held:
+    """Return the batches of a loader that a caller holds back; random numbers that it draws follow from the seed.
 
     Raises:
         TrainingError: It yields none, or no pairs.
     """
     require_loader(held)
-    found = _held([pair(batch) for batch in held], apart=True)
+    with randomness.undisturbed(held):
+        found = _held(list(epoch_batches(held, randomness.derive(seed, 0, "held"), 0)), apart=True)
     if not found.batches:
         raise TrainingError(
             "there is nothing in `held`",
@@ -127,7 +186,8 @@ def given(held: Loader) -> Held:
 def hold_back(loader: Loader, seed: int) -> tuple[Loader, Held]:
     """Part a loader into one to train with, and batches that judge.
 
-    Of a DataLoader over a dataset that is read in order or shuffled, samples are held back; of a list, batches. Another
+    Of a DataLoader over a dataset that is read in order or shuffled, samples are held back; of a list, or another
+    sequence, whose batches are read as they are asked for, batches. Another
     loader does not say which samples it yields: the first batches of its first epoch judge, and are trained on too.
 
     Args:
@@ -137,10 +197,8 @@ def hold_back(loader: Loader, seed: int) -> tuple[Loader, Held]:
     Raises:
         TrainingError: The loader is empty, or yields no pairs.
     """
-    if isinstance(loader, Sequence) and len(loader) >= SHARE // 2:
-        every = min(SHARE, len(loader))
-        used = [batch for number, batch in enumerate(loader, 1) if number % every]
-        return used, _held([pair(batch) for batch in loader[every - 1 :: every]], apart=True)
+    if isinstance(loader, Sequence) and len(loader) >= TENTH and type(loader).__iter__ in _IN_ORDER:
+        return _places(loader, seed)
     if (parts := _parted(loader, seed)) is not None:
         used, judging = parts
         with randomness.undisturbed(loader):
@@ -161,6 +219,27 @@ def _held(batches: list[tuple[Any, Any]], *, apart: bool) -> Held:
     return Held(tuple(batches), sum(Batch(inputs).samples for inputs, _ in batches), apart)
 
 
+def _places(loader: Sequence[Any], seed: int) -> tuple[Loader, Held]:
+    """Part a sequence: a twentieth of its batches is held back, up to a tenth for `LEAST` samples, `MOST` samples."""
+    candidates = range(TENTH - 1, len(loader), TENTH)
+    order = torch.randperm(len(candidates), generator=_choosing(seed)).tolist()
+    taken, samples, stream = dict[int, Any](), 0, randomness.Stream(randomness.derive(seed, 0, "held"))
+    with randomness.undisturbed(loader):
+        for place in (candidates[number] for number in order):
+            if samples >= (LEAST if len(taken) * SHARE >= len(loader) else MOST):
+                break
+            with stream:
+                taken[place] = pair(loader[place])
+            samples += Batch(taken[place][0]).samples
+    left = [place for place in range(len(loader)) if place not in taken]
+    used = [loader[place] for place in left] if type(loader) in (list, tuple) else Places(loader, left)
+    return used, _held([taken[place] for place in sorted(taken)], apart=True)
+
+
+def _choosing(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(randomness.derive(seed, 0, "held back"))
+
+
 def _parted(loader: Loader, seed: int) -> tuple[DataLoader[Any], DataLoader[Any]] | None:
     """Return loaders of two parts of a dataset, as the given one but for that; None where it is not that simple."""
     if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
@@ -174,10 +253,12 @@ def _parted(loader: Loader, seed: int) -> tuple[DataLoader[Any], DataLoader[Any]
     if not plain or sampler.data_source is not loader.dataset:  # samples that a sampler leaves out are not trained on
         return None
     size = len(loader.dataset)  # pyright: ignore[reportArgumentType]
-    count = min(MOST, max(size // SHARE, min(LEAST, size // 10)))
+    count = min(MOST, max(size // SHARE, min(LEAST, size // TENTH)))
+    if not loader.drop_last and (size - count) % loader.batch_size == 1 and size % loader.batch_size != 1:
+        count += 1  # a last batch of one, which there was not: batch norm cannot be trained on it
     if count == 0 or size - count < loader.batch_size:
         return None
-    order = torch.randperm(size, generator=torch.Generator().manual_seed(randomness.derive(seed, 0, "held back")))
+    order = torch.randperm(size, generator=_choosing(seed))
     same: dict[str, Any] = {
         name: getattr(loader, name)
         for name in ("batch_size", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "in_order")

@@ -135,6 +135,7 @@ class Plan:
             "epochs": self.epochs,
             "batches per epoch": length(self.loader),
             **({} if self.judge is None else {"keep": self.judge.keep}),
+            **({} if self.judge is None or self.judge.held is None else {"held": self.judge.held.fingerprint}),
             "clip_norm": self.clip_norm,
             "schedule_every": self.schedule_every,
             "optimiser": type(optimizer).__name__,

@@ -7,7 +7,6 @@ checkpoints of the run, so that an interrupted run goes on from the same bits wi
 from __future__ import annotations
 
 import copy
-import hashlib
 import inspect
 import logging
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from twofour import calls, masks, pruning
@@ -108,6 +106,8 @@ def cost(model: nn.Module, plan: Plan, *, teaches: bool) -> tuple[str, ...]:
     state = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
     parts = [("gradients", parameters), ("the teacher", state * teaches)]
     parts += [("the best state", state * (plan.judge is not None))]
+    held = None if plan.judge is None else plan.judge.held
+    parts += [("the data that judge", 0 if held is None else held.nbytes)]
     said = ", ".join(f"{name} {size / 2**20:.1f}" for name, size in parts if size)
     steps = length(plan.loader)
     taught = (
@@ -274,23 +274,13 @@ def _fingerprint(model: nn.Module, plan: Plan, options: Mapping[str, Any]) -> di
     """What must be the same for a run to go on; of options that are no plain values their kind."""
     plain = {name: repr(value) if _is_plain(value) else type(value).__name__ for name, value in options.items()}
     plain["pattern"] = str(options["pattern"])
-    return {"seed": plan.seed, "prune": plain, "dense model": _digest(model)}
+    return {"seed": plan.seed, "prune": plain, "dense model": judge.digest(model.state_dict())}
 
 
 def _is_plain(value: object) -> bool:
     if isinstance(value, tuple | list):
         return all(isinstance(item, str) for item in value)
     return value is None or isinstance(value, bool | int | float | str)
-
-
-def _digest(model: nn.Module) -> str:
-    """Return a hash over the names and values of a model's state."""
-    found = hashlib.sha256()
-    for name, value in model.state_dict().items():
-        found.update(name.encode())
-        if isinstance(value, Tensor):
-            found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()[:32]
 
 
 def _require_same(file: Path, stored: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
