@@ -75,7 +75,6 @@ def test_whole_numbers_lie_in_memory_as_floats_do(layout: torch.memory_format) -
     with quantization.in_whole_numbers(model):
         whole = model(x)
     assert whole.stride() == floats.stride() and torch.equal(whole.mean((2, 3)), floats.mean((2, 3)))
-    assert floats.is_contiguous(memory_format=torch.channels_last)  # as compiled layers answer
 
 
 @given(st.sampled_from(WEIGHTS), st.sampled_from(INPUTS), st.integers(1, 130), st.integers(0, 2**31))

@@ -50,16 +50,14 @@ class LowBitConv2d(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         """Return the same for every place of an image; what it is padded with is exactly zero.
 
-        Outside training the answer is in channels_last, as kernels give it, whatever the input is in: averages over
-        places add in the order of memory, so that another order behind would not give the same bits.
+        The answer lies in memory as the input does, whatever computes it: averages over places add in the order of
+        memory, and a model may `view` what it gets.
         """
         answer = _by_kernels(self, input)
-        if answer is None:
-            answer = _answer(self, input, math.prod(self.weight.shape[1:]))
-            if not self.training and self.__dict__[CARRIED].widths.inputs is not None:
-                images = answer if answer.ndim == 4 else answer.unsqueeze(0)
-                answer = images.contiguous(memory_format=torch.channels_last).view(answer.shape)
-        return answer
+        answer = _answer(self, input, math.prod(self.weight.shape[1:])) if answer is None else answer
+        last = input.ndim == 4 and not input.is_contiguous()
+        last = last and input.is_contiguous(memory_format=torch.channels_last)
+        return answer.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
 
 
 Layer = LowBitLinear | LowBitConv2d
