@@ -304,3 +304,32 @@ def test_folding_before_compiling() -> None:
     folded.load_state_dict({"weight": weight, "bias": bias})
     x = image(1, 16, 7, 7)
     torch.testing.assert_close(compiled("nm_conv_2x4_f32_blocks__scalar", folded)(x), model(x), atol=1e-5, rtol=1e-5)
+
+
+class Viewing(nn.Module):
+    """As older nets are written: `view` takes one order of memory alone, and torch's convolutions keep it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(32, 64, 3, padding=1), nn.Linear(64 * 16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(torch.max_pool2d(torch.relu(self.conv(x)), 2).view(x.size(0), -1))
+
+
+@pytest.mark.parametrize("graph", [False, "auto"])
+def test_a_model_that_views_what_a_convolution_answers(
+    graph: bool | str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, x = twofour.prune(Viewing().eval(), "2:4"), torch.randn(2, 32, 8, 8)
+    with torch.no_grad():
+        want = model(x)
+        fast = twofour.compile(model, x, graph=graph, tokens=(1,), effort="quick")
+        sparse = any(isinstance(module, CompiledConv) for module in fast.modules())
+        assert ("flatten or reshape" in caplog.text) == sparse  # torch's own may be faster here, and needs no word
+        twofour.save(fast, tmp_path / "m.safetensors")
+        again = twofour.load(tmp_path / "m.safetensors", Viewing().eval())
+        for made in (fast, again, copy.deepcopy(fast)):
+            for size in (2, 3):
+                found = made(x.repeat(2, 1, 1, 1)[:size])
+                torch.testing.assert_close(found[:2], want, rtol=1e-4, atol=1e-4)

@@ -49,6 +49,7 @@ class Compilation:
         rules: Which rules of algebra a graph may be rewritten by, "exact" or "close".
         graph: The captured graph; of a file it is a stranger's, which `graph.stored.rebuild` checks.
         steps: Steps and sequences that each recurrent layer saw in the example.
+        in_order: Whether convolutions answer in the memory order of their input, which the model asks for.
     """
 
     computing: Computing | None = None
@@ -62,6 +63,7 @@ class Compilation:
     rules: str = EXACT
     graph: Mapping[str, Any] | None = None
     steps: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    in_order: bool = False
 
     @classmethod
     def of(cls, fast: nn.Module, plan: Plan, computing: Computing) -> Compilation:
@@ -82,6 +84,7 @@ class Compilation:
             plan.rules,
             plan.graph,
             dict(plan.steps),
+            any(module.in_order for _, module in layers if isinstance(module, CompiledConv)),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -99,6 +102,7 @@ class Compilation:
             "rules": "" if self.rules == EXACT else self.rules,
             "ranges": {name: [found.x_scale, found.x_zero] for name, found in self.ranges.items()},
             "graph": dict(self.graph or {}),
+            "order": "input" if self.in_order else "",
         }
         return settings | {key: value for key, value in more.items() if value}
 
@@ -126,6 +130,7 @@ class Compilation:
             CLOSE if settings.get("rules") == CLOSE else EXACT,
             found if isinstance(found := settings.get("graph"), dict) else None,
             {name: (n[0], n[1]) for name, n in _entries(settings, "steps") if _are_sizes(n, 2)},
+            settings.get("order") == "input",
         )
 
 

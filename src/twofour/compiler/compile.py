@@ -23,7 +23,7 @@ from twofour.compiler.choose_gpu import GPU_TOKENS, require_for_gpu
 from twofour.compiler.choose_recurrent import Steps, recurrent_layers, steps_of
 from twofour.compiler.compilation import Compilation
 from twofour.compiler.computing import Computing, dtype_name
-from twofour.compiler.conv import images_of
+from twofour.compiler.conv import answer_in_order, images_of
 from twofour.compiler.decoding import with_decoding
 from twofour.compiler.foreign import watch
 from twofour.compiler.graph import NATIVE, require_graph
@@ -296,7 +296,23 @@ def require_runs(fast: nn.Module, example: Example | None) -> None:
     except MemoryError:
         raise
     except Exception as error:
-        raise _unfit(fast, example, error, getattr(error, "layer", None)) from error
+        if not _runs_in_order(fast, example):
+            raise _unfit(fast, example, error, getattr(error, "layer", None)) from error
+
+
+def _runs_in_order(fast: nn.Module, example: Example) -> bool:
+    """Tell whether the model runs once its convolutions answer in the memory order of their input, and say so."""
+    if not answer_in_order(fast):
+        return False
+    try:
+        example.run(fast)
+    except Exception:  # the caller has the first one
+        return False
+    logger.warning(
+        "the model takes a `view` of what a convolution answers, so each copies its answer into the order of its input "
+        "where layers run by themselves; flatten or reshape in the place of view needs no copy"
+    )
+    return True
 
 
 def _unfit(model: nn.Module, example: Example, error: Exception, layer: str | None) -> CompileError:

@@ -44,6 +44,7 @@ class CompiledConv(MeasuredLayer):
         super().__init__(name, problem, dispatch, prepared, bias)
         self.images = images
         self.dimensions = dimensions
+        self.in_order = False
 
     @property
     def geometry(self) -> Geometry:
@@ -58,7 +59,7 @@ class CompiledConv(MeasuredLayer):
             other: float32 of the output's shape, or None.
 
         Returns:
-            float32 ([images,] out, [height,] width), channels last.
+            float32 ([images,] out, [height,] width), channels last; in the order of a contiguous input if `in_order`.
 
         Raises:
             KernelError: Shape, dtype or device of an operand do not fit, or a gradient is asked for.
@@ -74,7 +75,8 @@ class CompiledConv(MeasuredLayer):
             other = other.unsqueeze(0)
         y = self._image(x, other)
         y = y.squeeze(2) if missing else y
-        return y.squeeze(0) if single else y
+        y = y.squeeze(0) if single else y
+        return y.contiguous() if self.in_order and input.is_contiguous() else y
 
     def _image(self, x: Tensor, other: Tensor | None) -> Tensor:
         if by_operators():
@@ -128,3 +130,14 @@ def images_of(x: Tensor, module: nn.Module) -> Images:
     dimensions = 1 if isinstance(module, nn.Conv1d) else 2
     sizes = x.shape[-dimensions:]
     return x.shape[0] if x.ndim == dimensions + 2 else 1, sizes[0] if dimensions == 2 else 1, sizes[-1]
+
+
+def answer_in_order(model: nn.Module) -> bool:
+    """Have convolutions answer in the memory order of their input, as torch's do; tell whether that is new to any.
+
+    A copy each: for models that `view` what a convolution answers, which another order does not allow.
+    """
+    found = [module for module in model.modules() if isinstance(module, CompiledConv) and not module.in_order]
+    for module in found:
+        module.in_order = True
+    return bool(found)

@@ -15,6 +15,7 @@ from twofour.compiler.build import build, concluded
 from twofour.compiler.compilation import Compilation
 from twofour.compiler.compile import with_plan
 from twofour.compiler.computing import Computing
+from twofour.compiler.conv import answer_in_order
 from twofour.compiler.graph import NATIVE
 from twofour.compiler.low_bits import run_low_bits
 from twofour.compiler.recurrent import RecurrentLayer
@@ -169,6 +170,8 @@ def fill_compiled(
     recurrent = dict(layers.recurrent())
     left = left_alone(model, terms.computing, {**weights, **recurrent}, kept)
     fast, plan = build(model, weights, counts, terms, recurrent=recurrent, left=left)
+    if said.in_order:
+        answer_in_order(fast)
     compiled = {name for name, module in fast.named_modules(remove_duplicate=False) if isinstance(module, COMPILED)}
     outside = {name: weight for name, weight in stored.items() if name.rpartition(".")[0] not in compiled}
     state = _dense(outside, model)
