@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,7 +22,7 @@ from twofour.compiler.choose_gpu import GPU_TOKENS, require_for_gpu
 from twofour.compiler.choose_recurrent import Steps, recurrent_layers, steps_of
 from twofour.compiler.compilation import Compilation
 from twofour.compiler.computing import Computing, dtype_name
-from twofour.compiler.conv import answer_in_order, images_of
+from twofour.compiler.conv import images_of
 from twofour.compiler.decoding import with_decoding
 from twofour.compiler.foreign import watch
 from twofour.compiler.graph import NATIVE, require_graph
@@ -44,9 +43,10 @@ from twofour.compiler.replaceable import (
     require_plain,
     require_tokens,
 )
+from twofour.compiler.runs import require_runs, unfit
 from twofour.compiler.stages import Stages, stages
 from twofour.compiler.terms import Terms
-from twofour.errors import CompileError, TwofourError, one_of
+from twofour.errors import CompileError, one_of
 from twofour.graph import EXACT
 from twofour.kernels.conv import Images
 from twofour.kernels.nm_matmul import DYNAMIC
@@ -279,60 +279,8 @@ def _observe(
         with calls.observing(layers, before, lambda *_: running.clear()), calls.without_fast_paths():
             output = example.run(model)
     except Exception as error:
-        raise _unfit(model, example, error, running[-1] if running else None) from error
+        raise unfit(model, example, error, running[-1] if running else None) from error
     return counts, images, {name: found for name, found in steps.items() if all(found)}, calls.output_leaves(output)
-
-
-def require_runs(fast: nn.Module, example: Example | None) -> None:
-    """Run the example, where there is one, once through a compiled model, before anything is timed on it.
-
-    Raises:
-        CompileError: The compiled model does not run on it.
-    """
-    if example is None:
-        return
-    try:
-        example.run(fast)
-    except MemoryError:
-        raise
-    except Exception as error:
-        if not _runs_in_order(fast, example):
-            raise _unfit(fast, example, error, getattr(error, "layer", None)) from error
-
-
-def _runs_in_order(fast: nn.Module, example: Example) -> bool:
-    """Tell whether the model runs once its convolutions answer in the memory order of their input, and say so."""
-    if not answer_in_order(fast):
-        return False
-    try:
-        example.run(fast)
-    except Exception:  # the caller has the first one
-        return False
-    logger.warning(
-        "the model takes a `view` of what a convolution answers, so each copies its answer into the order of its input "
-        "where layers run by themselves; flatten or reshape in the place of view needs no copy"
-    )
-    return True
-
-
-def _unfit(model: nn.Module, example: Example, error: Exception, layer: str | None) -> CompileError:
-    """Build the error for an example that the model does not run on; `layer`: the one that raised, where known."""
-    leaves = [leaf for leaf in example.leaves if isinstance(leaf, Tensor)]
-    given = ", ".join(f"{leaf.dtype} {tuple(leaf.shape)}" for leaf in leaves) or "no tensor"
-    known = list(dict.fromkeys(p.dtype for p in model.parameters() if p.is_floating_point()))
-    if isinstance(error, TwofourError) and error.remedy:
-        remedy = error.remedy
-    elif any(isinstance(leaf, np.ndarray) for leaf in example.leaves):
-        remedy = "make a tensor of an array: torch.from_numpy(example)"
-    elif any(leaf.is_meta for leaf in leaves) and not any(p.is_meta for p in model.parameters()):
-        remedy = "pass an example with values: one on the meta device has none"
-    elif known and any(leaf.is_floating_point() and leaf.dtype not in known for leaf in leaves):
-        remedy = f"convert it to the model's dtype: example.to({known[0]})"
-    elif len(example.args) > 1:
-        remedy = "check the arguments, which a tuple or a list is spread over: ([a, b],) is one argument, a list"
-    else:
-        remedy = "check its sizes and dtypes: an example must be what the model takes in one forward pass"
-    return calls.unfit(CompileError, "the example", error, wanted=calls.FORMS, remedy=remedy, shown=given, layer=layer)
 
 
 def _restore_buffers(fast: nn.Module, model: nn.Module) -> None:

@@ -14,12 +14,12 @@ from torch.utils._pytree import tree_flatten
 from twofour.calls import Example
 from twofour.capture import Graph, Structure
 from twofour.checkpoints.limits import limited
-from twofour.compiler.compile import require_runs
 from twofour.compiler.decoding import prompt_like, with_decoding
 from twofour.compiler.graph import kept_layers, require_graph
 from twofour.compiler.graph_report import GraphReport
 from twofour.compiler.inductor import fastest_engine
 from twofour.compiler.plan import Plan
+from twofour.compiler.runs import require_runs
 from twofour.compiler.terms import Terms
 from twofour.compiler.whole_model import by_layers
 from twofour.errors import cut

@@ -174,10 +174,7 @@ def fill_compiled(
         answer_in_order(fast)
     compiled = {name for name, module in fast.named_modules(remove_duplicate=False) if isinstance(module, COMPILED)}
     outside = {name: weight for name, weight in stored.items() if name.rpartition(".")[0] not in compiled}
-    state = _dense(outside, model)
-    if isinstance(fast, COMPILED):
-        state = {}
-    _assign(fast, state)
+    _assign(fast, {} if isinstance(fast, COMPILED) else _dense(outside, model))
     fill_buffers(fast)
     _require_values(path, fast)
     # Layers that stay torch's own keep their masks, as in `compile`.

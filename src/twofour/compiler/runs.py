@@ -1,0 +1,67 @@
+"""Whether a model runs on its example, and what its caller is told where it does not."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+from torch import Tensor, nn
+
+from twofour import calls
+from twofour.calls import Example
+from twofour.compiler.conv import answer_in_order
+from twofour.errors import CompileError, TwofourError
+
+logger = logging.getLogger("twofour.compiler")
+
+
+def require_runs(fast: nn.Module, example: Example | None) -> None:
+    """Run the example, where there is one, once through a compiled model, before anything is timed on it.
+
+    Raises:
+        CompileError: The compiled model does not run on it.
+    """
+    if example is None:
+        return
+    try:
+        example.run(fast)
+    except MemoryError:
+        raise
+    except Exception as error:
+        if not _runs_in_order(fast, example):
+            raise unfit(fast, example, error, getattr(error, "layer", None)) from error
+
+
+def _runs_in_order(fast: nn.Module, example: Example) -> bool:
+    """Tell whether the model runs once its convolutions answer in the memory order of their input, and say so."""
+    if not answer_in_order(fast):
+        return False
+    try:
+        example.run(fast)
+    except Exception:  # the caller has the first one
+        return False
+    logger.warning(
+        "the model takes a `view` of what a convolution answers, so each copies its answer into the order of its input "
+        "where layers run by themselves; flatten or reshape in the place of view needs no copy"
+    )
+    return True
+
+
+def unfit(model: nn.Module, example: Example, error: Exception, layer: str | None) -> CompileError:
+    """Build the error for an example that the model does not run on; `layer`: the one that raised, where known."""
+    leaves = [leaf for leaf in example.leaves if isinstance(leaf, Tensor)]
+    given = ", ".join(f"{leaf.dtype} {tuple(leaf.shape)}" for leaf in leaves) or "no tensor"
+    known = list(dict.fromkeys(p.dtype for p in model.parameters() if p.is_floating_point()))
+    if isinstance(error, TwofourError) and error.remedy:
+        remedy = error.remedy
+    elif any(isinstance(leaf, np.ndarray) for leaf in example.leaves):
+        remedy = "make a tensor of an array: torch.from_numpy(example)"
+    elif any(leaf.is_meta for leaf in leaves) and not any(p.is_meta for p in model.parameters()):
+        remedy = "pass an example with values: one on the meta device has none"
+    elif known and any(leaf.is_floating_point() and leaf.dtype not in known for leaf in leaves):
+        remedy = f"convert it to the model's dtype: example.to({known[0]})"
+    elif len(example.args) > 1:
+        remedy = "check the arguments, which a tuple or a list is spread over: ([a, b],) is one argument, a list"
+    else:
+        remedy = "check its sizes and dtypes: an example must be what the model takes in one forward pass"
+    return calls.unfit(CompileError, "the example", error, wanted=calls.FORMS, remedy=remedy, shown=given, layer=layer)
