@@ -25,6 +25,7 @@ from twofour.errors import FormatError, LayerError, TrainingError
 from twofour.training import Taught, checkpoint, defaults, distilled, finetune, judge, train, trainee, warm_start
 from twofour.training.lesson import Lesson
 from twofour.training.plan import Plan
+from twofour.training.result import Epoch, Result, Run
 
 QUICK = {"reconstruct": False, "permute": False}
 """What keeps a test of something else short."""
@@ -216,6 +217,50 @@ def test_a_run_with_a_teacher_is_not_continued_without_one(tmp_path):
     finetune(model, noisy_loader(), **recipe(), teacher=copy.deepcopy(control), checkpoint=tmp_path)
     with pytest.raises(TrainingError, match=r"of another run[\s\S]*got +teacher: another model"):
         finetune(other, noisy_loader(), **recipe(), checkpoint=tmp_path)
+
+
+def test_without_a_length_the_rate_is_said_to_be_constant():
+    x = Noisy()
+
+    class Unmeasured:
+        def __iter__(self):
+            yield x.x[:24], x.y[:24]
+            yield x.x[24:], x.y[24:]
+
+    result = quick(trained(), Unmeasured(), optimizer="auto", epochs=2)
+    assert "AdamW at a constant rate" in "".join(result.notes) and "cycle" not in "".join(result.notes)
+    assert len({epoch.lr for epoch in result.sparse.history}) == 1
+
+
+def test_float16_needs_an_optimiser_of_its_own():
+    model = trained().half()
+    data = [(Noisy().x.half(), Noisy().y)]
+    with pytest.raises(TrainingError, match=r"cannot train weights in float16[\s\S]*0.weight[\s\S]*model.bfloat16"):
+        quick(model, data, optimizer="auto")
+    assert not masks.of(model)
+    assert defaults.optimizer_for(model.bfloat16())[1] > 0
+
+
+def test_what_is_not_trained_and_a_schedule_that_does_not_end_are_told():
+    model = trained()
+    model[0].weight.requires_grad_(False)
+    result = quick(model, schedule=lambda opt: torch.optim.lr_scheduler.LinearLR(opt, 1.0, 0.1, 12))
+    told = "".join(result.notes)
+    assert "1 of them frozen, so not trained again: 0.weight" in told
+    assert "steps an epoch instead of 6, since data are held back" not in told  # 44 samples are 6 batches, too
+    loader = noisy_loader(batch=4)
+    given = {"schedule": lambda opt: torch.optim.lr_scheduler.LinearLR(opt, 1.0, 0.1, 2 * 12)}
+    assert "11 steps an epoch instead of 12, since data are held back" in "".join(
+        quick(trained(), loader, **given).notes
+    )
+    told = "".join(quick(trained(), loader, **given, schedule_every="epoch").notes)
+    assert "instead of" not in told
+
+
+def test_the_loss_that_is_shown_is_that_of_the_state_that_stands():
+    history = tuple(Epoch(number, loss, 0.1, 0.5) for number, loss in ((1, 0.25), (2, 0.75)))
+    shown = [str(Result(Run("sparse", 0.5, history, 1.0, None, kept), None, 0)).split("\n")[1] for kept in (None, 1, 0)]
+    assert [line.split()[3] for line in shown] == ["0.7500", "0.2500", "-"]
 
 
 def test_the_callers_optimiser_and_schedule_are_obeyed():

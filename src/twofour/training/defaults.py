@@ -71,7 +71,10 @@ def completed(
         notes.append(f"the loss is {name}")
     if is_auto(optimizer):
         optimizer, rate = optimizer_for(model)
-        notes.append(f"AdamW at a rate of {rate:g}{', up and down in one cycle' if cycled else ''}")
+        kind, way = (
+            ("rate", "up and down in one cycle") if length(loader) else ("constant rate", "for want of a length")
+        )
+        notes.append(f"AdamW at a {kind} of {rate:g}, {way}" if cycled else f"AdamW at a rate of {rate:g}")
     if is_auto(epochs):
         epochs = epochs_for(loader)
         notes.append(f"{epochs} epochs")
@@ -84,7 +87,13 @@ def completed(
         amount = f"{judging.samples} sample{'s' if judging.samples != 1 else ''}"
         few = "" if judging.samples >= judge.LEAST else ", few to tell states apart: held= takes more"
         notes.append(f"the state with the least loss stands, on {amount} {apart}{few}")
-    if cycled and (steps := length(plan.loader)):
+    whole, steps = length(loader), length(plan.loader)
+    if plan.schedule is not None and plan.schedule_every == "step" and steps != whole:
+        notes.append(
+            f"{steps} steps an epoch instead of {whole}, since data are held back: a schedule over "
+            "epochs * len(loader) does not reach its end"
+        )
+    if cycled and steps:
         plan = dataclasses.replace(plan, schedule=cycle(plan.epochs * steps))
     for note in notes:
         log.info("%s", note)
@@ -167,8 +176,16 @@ def optimizer_for(model: nn.Module) -> tuple[OptimizerFactory, float]:
     """Return a factory of AdamW, and its rate.
 
     Raises:
-        TrainingError: As `rate_for`.
+        TrainingError: As `rate_for`, or a parameter that is trained is float16.
     """
+    half = [name for name, p in model.named_parameters() if p.requires_grad and p.dtype == torch.float16]
+    if half:
+        raise TrainingError(
+            "AdamW cannot train weights in float16: what it adds to a divisor, 1e-8, is 0 there",
+            got=f"{len(half)} parameters in float16: {', '.join(half[:3])}",
+            wanted="float32 or bfloat16",
+            remedy="model.float() or model.bfloat16() first, or pass an optimizer= that is made for float16",
+        )
     rate = rate_for(model)
 
     def build(parameters: list[nn.Parameter]) -> Optimizer:

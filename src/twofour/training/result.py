@@ -114,7 +114,7 @@ class Result:
         lines = [f"{'run':<9}{'before':<14}{'after':<14}{'loss':<9}epochs"]
         for run in runs:
             before, after = _text(run.before), _text(run.evaluation)
-            lines.append(f"{run.name:<9}{before:<14}{after:<14}{run.loss:<9.4f}{len(run.history)}")
+            lines.append(f"{run.name:<9}{before:<14}{after:<14}{_loss(run):<9}{len(run.history)}")
         if self.control is None:
             lines.append("no control: pass control=dense_model, or the figure flatters sparsity")
         elif self.difference is not None:
@@ -128,6 +128,12 @@ class Result:
             where = ", in batches that it answered clearly better" if self.teacher == DENSE else ""
             lines.append(f"taught by {self.teacher}: half of the sparse run's loss{where}")
         return "\n".join([*lines, *self.notes])
+
+
+def _loss(run: Run) -> str:
+    """The training loss of the epoch whose state the model has; before the first step there is none."""
+    kept = len(run.history) if run.kept is None else run.kept
+    return f"{run.history[kept - 1].loss:.4f}" if kept else "-"
 
 
 def _text(evaluation: Evaluation | None, sign: str = "") -> str:

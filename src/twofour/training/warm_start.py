@@ -160,7 +160,11 @@ def begin(
     if stored is not None and file is not None:
         _restore(model, stored, file)
         notes = tuple(map(str, stored["notes"]))
-        log.info("the masks and values of the interrupted run are taken up from `%s`", file)
+        log.info(
+            "the masks and values of the interrupted run are taken up from `%s`; what `prune` reported layer by layer "
+            "is not kept there",
+            file,
+        )
     else:
         notes = (_pruned(model, plan, options, progress),)
         log.info("%s", notes[0])
@@ -246,6 +250,8 @@ def _pruned(model: nn.Module, plan: Plan, options: Mapping[str, Any], progress: 
     patterns = ", ".join(dict.fromkeys(outcome.pattern for outcome in outcomes))
     by = ", ".join(dict.fromkeys(outcome.criterion for outcome in outcomes))
     parts = [f"pruned {len(outcomes)} weights to {patterns} by {by}"]
+    if frozen := [name for name, mask in masks.of(model).items() if not mask.parameter.requires_grad]:
+        parts.append(f"{len(frozen)} of them frozen, so not trained again: {', '.join(frozen[:3])}")
     if given["data"] is data:
         parts.append(f"calibrated on the first {data.taken} batches of the loader")
     if (order := pruning.permutation_report(model)) is not None:
