@@ -143,7 +143,7 @@ def test_what_ends_a_run_early_leaves_the_best_state(end, tmp_path):
             raise end
         return F.cross_entropy(output, target) * (end if len(steps) == 15 and end is not None else 1)
 
-    def run():
+    def run(model=model):
         given = {**recipe(epochs=3), "loss": loss}
         return finetune(model, noisy_loader(), **given, evaluate=evaluate, keep="highest", checkpoint=tmp_path)
 
@@ -159,6 +159,10 @@ def test_what_ends_a_run_early_leaves_the_best_state(end, tmp_path):
     assert model[-1].steps == counted == 6
     buffers = checkpoint.read(tmp_path / "sparse.pt")["best"]["buffers"]
     assert buffers.keys() == {"5.steps"} and buffers["5.steps"] == 6
+    if end is not None:
+        again, _ = pair_of_models(dropout=0.0)
+        again.append(Counting())
+        assert run(again).sparse.kept == 1 and same_state(again, model) and again[-1].steps == 6
 
 
 def test_a_better_state_is_copied_into_the_tensors_of_the_last():

@@ -32,6 +32,7 @@ SHARE = 20
 LEAST, MOST = 128, 1024
 """Samples that are held back at least, where they are no more than a tenth, and at most."""
 TENTH = 10
+"""One in so many at most is held back where samples are few."""
 _IN_ORDER = (list.__iter__, tuple.__iter__, Sequence.__iter__)
 """Ways of walking over a sequence that yield what its places hold."""
 
@@ -186,9 +187,9 @@ def given(held: Loader, seed: int) -> Held:
 def hold_back(loader: Loader, seed: int) -> tuple[Loader, Held]:
     """Part a loader into one to train with, and batches that judge.
 
-    Of a DataLoader over a dataset that is read in order or shuffled, samples are held back; of a list, or another
-    sequence, whose batches are read as they are asked for, batches. Another
-    loader does not say which samples it yields: the first batches of its first epoch judge, and are trained on too.
+    Of a DataLoader over a dataset that is read in order or shuffled, samples are held back; of a list, batches, and of
+    another sequence, which is read as it is asked for. Another loader, or one with a sampler of its own, does not say
+    which samples it yields: the first batches of its first epoch judge, and are trained on too.
 
     Args:
         loader: Yields (input, target) pairs, anew each epoch.
@@ -220,7 +221,7 @@ def _held(batches: list[tuple[Any, Any]], *, apart: bool) -> Held:
 
 
 def _places(loader: Sequence[Any], seed: int) -> tuple[Loader, Held]:
-    """Part a sequence: a twentieth of its batches is held back, up to a tenth for `LEAST` samples, `MOST` samples."""
+    """Part a sequence: a twentieth of its batches is held back, up to a tenth for `LEAST` samples, until `MOST`."""
     candidates = range(TENTH - 1, len(loader), TENTH)
     order = torch.randperm(len(candidates), generator=_choosing(seed)).tolist()
     taken, samples, stream = dict[int, Any](), 0, randomness.Stream(randomness.derive(seed, 0, "held"))
