@@ -2,9 +2,11 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn, optim
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from twofour import masks, prune
 from twofour.errors import TrainingError
@@ -105,6 +107,59 @@ def test_gradients_that_the_optimiser_does_not_step_are_counted_and_clipped() ->
         found.append([norm, first, *(p.grad for p in net.parameters())])
     for ours, theirs in zip(*found, strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_one_tensor_is_clipped() -> None:
+    for name in ("AdamW", "own"):
+        net, _ = model("dense")
+        first, *_ = net.parameters()
+        optimizer = OPTIMIZERS[name]([first])
+        net(batch(0)).sum().backward()
+        clipped_step(optimizer, 0.1, first)
+        assert first.grad is not None and first.grad.norm().item() == pytest.approx(0.1, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["dense", "masked"])
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_step_pre_hooks_of_a_user_see_clipped_gradients(kind: str, everywhere: bool) -> None:
+    net, _ = model(kind)
+    optimizer, seen = OPTIMIZERS["AdamW"](net.parameters()), []
+
+    def look(one: optim.Optimizer, args: object, kwargs: object) -> None:
+        seen.append(nn.utils.get_total_norm([p.grad for p in net.parameters() if p.grad is not None]).item())
+
+    hook = register_optimizer_step_pre_hook(look) if everywhere else optimizer.register_step_pre_hook(look)
+    try:
+        net(batch(0)).square().sum().backward()
+        clipped_step(optimizer, 0.1)
+    finally:
+        hook.remove()
+    assert seen == [pytest.approx(0.1, rel=1e-4)]
+
+
+def test_hooks_of_our_own_leave_the_step_its_division(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, handle = model("both ways")
+    optimizer = OPTIMIZERS["AdamW"](net.parameters())
+    net(batch(0)).sum().backward()
+    monkeypatch.delattr(nn.utils, "clip_grad_norm_")  # what the plain way calls
+    clipped_step(optimizer, 0.1)
+    assert handle is not None
+
+
+def test_float64_is_clipped_in_float64() -> None:
+    found = []
+    for clipped in (True, False):
+        torch.manual_seed(0)
+        weight = nn.Parameter(torch.randn(64, dtype=torch.float64))
+        weight.grad = torch.randn(64, dtype=torch.float64)
+        optimizer = OPTIMIZERS["SGD"]([weight])
+        if clipped:
+            clipped_step(optimizer, np.float32(0.5))  # pyright: ignore[reportArgumentType]
+        else:
+            nn.utils.clip_grad_norm_(weight, 0.5)
+            optimizer.step()
+        found.append(weight.detach())
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("norm", [0, -1.0, "1", float("nan")])

@@ -129,6 +129,22 @@ def test_attention_and_its_second_derivative(call: str) -> None:
     assert_near(second(y, [q, k, v], upstream), [t.float() for t in wanted], 1e-4)
 
 
+def test_first_derivatives_of_a_graph_whose_operands_are_one_another() -> None:
+    x = torch.randn(2, 3, 5, 8, requires_grad=True)
+    found = []
+    with Fused("always", 0.1):
+        assert type(functional.scaled_dot_product_attention(x, x, x).grad_fn).__name__ == "AttentionBackward"
+    for attention in (functional.scaled_dot_product_attention, lambda q, k, v: functions.reference(q, k, v)):
+        z = x * 1.0
+        for q, k, v in ((z, z, z), (z, z * 2, z.exp()), (x, x, x)):
+            with Fused("always", 0.1):
+                y = attention(q, k, v)
+            made = torch.autograd.grad(y.square().sum(), x, create_graph=True, retain_graph=True)[0]
+            found.append([made.detach(), torch.autograd.grad(made.square().sum(), x, retain_graph=True)[0]])
+    for got, want in zip(found[:3], found[3:], strict=True):
+        assert_near(got, want, 1e-4)
+
+
 @pytest.mark.parametrize(
     "function", [functional.gelu, lambda z: functional.gelu(z, approximate="tanh"), functional.silu]
 )
@@ -211,6 +227,9 @@ def test_parts_are_views_as_those_of_torch_are() -> None:
         assert [part.shape[1] for part in uneven] == [1, 2, 3] and [p.shape[1] for p in z.split(4, 1)] == [4, 2]
         with pytest.raises(IndexError, match="Dimension out of range"):
             z.split(2, 5)
+        for sections in ([2, 2], [2, 2, 2, 2], [], [-2, -2, -2]):
+            with pytest.raises(RuntimeError, match="split"):
+                z.split(sections, -1)
 
 
 def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,6 +287,40 @@ def test_a_forward_pass_that_fails_leaves_no_mode_behind() -> None:
     with pytest.raises(ZeroDivisionError):
         net(batch())
     assert torch._C._len_torch_function_stack() == 0  # pyright: ignore[reportPrivateImportUsage]
+
+
+class Interrupted(nn.Sequential):
+    """A model that a user stops."""
+
+    stopped: type[BaseException] | None = None
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if self.stopped is not None:
+            raise self.stopped
+        return super().forward(input)
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_a_forward_pass_that_is_interrupted_serves_nothing_after_it(
+    monkeypatch: pytest.MonkeyPatch, stop: type[BaseException]
+) -> None:
+    net, found, depth = Interrupted(*model()), served(monkeypatch), torch._C._len_torch_function_stack  # pyright: ignore
+    fused.put_on(net, "a test", "always", 0.1)
+    net.stopped = stop
+    with pytest.raises(stop):
+        net(batch())
+    functional.silu(torch.randn(2, 2, requires_grad=True))
+    assert not found
+    net.stopped = None
+    with Fused("never", 0.1) as other:  # a mode that came after it stays
+        net(batch())
+        assert depth() == 1 and torch._C._get_function_stack_at(0) is other  # pyright: ignore
+    assert len(found) == 8 and depth() == 0
+    net.stopped = stop
+    with pytest.raises(stop):
+        net(batch())
+    fused.take_off(net, "a test")
+    assert depth() == 0
 
 
 def test_what_is_measured_is_in_the_plan_and_in_the_checkpoint() -> None:

@@ -84,8 +84,9 @@ class Attention(torch.autograd.Function):
         q, k, v, mask = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():
-            y = reference(q, k, v, mask, scale=ctx.scale, causal=ctx.causal)
-            of = [t for t, has in zip((q, k, v), wanted, strict=True) if has]
+            own = q.view_as(q), k.view_as(k), v.view_as(v)  # they may be one tensor, or depend on one another
+            y = reference(own[0], own[1], own[2], mask, scale=ctx.scale, causal=ctx.causal)
+            of = [t for t, has in zip(own, wanted, strict=True) if has]
             found = iter(torch.autograd.grad(y, of, gradients[0], create_graph=True))
             return *(next(found) if has else None for has in wanted), None, None, None
         made = attention_gradient(q, k, v, gradients[0], mask, ctx.scale, ctx.causal)
@@ -121,9 +122,13 @@ def _unbind(input: Tensor, dim: int = 0) -> Call | None:
 
 def _split(tensor: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0) -> Call | None:
     size = split_size_or_sections
+    if not -tensor.ndim <= dim < tensor.ndim:
+        return None
     if not isinstance(size, int):
+        if sum(size) != tensor.shape[dim]:
+            return None
         size = size[0] if len(set(size)) == 1 else 0
-    whole = -tensor.ndim <= dim < tensor.ndim and size > 0 and tensor.shape[dim] % size == 0
+    whole = size > 0 and tensor.shape[dim] % size == 0
     return _parts(tensor, dim, size) if whole else None
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from twofour.layers.modules import table
 from twofour.measure.chooser import race
@@ -84,21 +86,49 @@ class Fused(TorchFunctionMode):
                 return call.ours(*call.operands)
         return func(*args, **kwargs)
 
-    def enter(self) -> None:
-        """Begin to serve on this thread."""
+    def enter(self, caller: FrameType) -> None:
+        """Begin to serve on this thread, until `leave`, or until the frame that runs the forward pass has ended.
+
+        What is no Exception (Ctrl-C, SystemExit) ends a forward pass without a call of its hooks.
+        """
+        if self._is_stale():
+            self.drop()
         self._local.depth = getattr(self._local, "depth", 0) + 1
         if self._local.depth == 1:
+            self._local.caller = caller
             self.__enter__()
 
     def leave(self) -> None:
         """Undo `enter`, if there was one."""
         depth = getattr(self._local, "depth", 0)
         if depth == 1:
-            self.__exit__(None, None, None)
+            self.drop()
         self._local.depth = max(0, depth - 1)
+
+    def drop(self) -> None:
+        """Take the mode off this thread, wherever it stands among the modes there, if `enter` put it on."""
+        if getattr(self._local, "caller", None) is None:
+            return
+        self._local.depth, self._local.caller = 0, None
+        above = []
+        while torch._C._len_torch_function_stack() > 0 and (top := _pop_mode()) is not self:
+            above.append(top)
+        for mode in reversed(above):
+            _push_mode(mode)
+
+    def _is_stale(self) -> bool:
+        """Whether the forward pass that `enter` was called for has ended without `leave`."""
+        caller, frame = getattr(self._local, "caller", None), sys._getframe()
+        if caller is None:
+            return False
+        while frame is not None and frame is not caller:
+            frame = frame.f_back
+        return frame is None
 
     def _takes(self, call: Call) -> bool:
         """Whether ours runs."""
+        if self._is_stale():
+            return False
         if self.policy != "measured":
             return self.policy == "always"
         if call.operands[0].numel() < LEAST or call.always:
@@ -182,6 +212,7 @@ def take_off(model: nn.Module, title: str) -> None:
     fused.owners.remove(title)
     if fused.owners:
         return
+    fused.drop()
     del model.__dict__[_FUSED]
     before, after = "_forward_pre_hooks", "_forward_hooks"
     for mine, names in ((_enter, (before,)), (_leave, (after, f"{after}_always_called"))):
@@ -213,7 +244,7 @@ def apart() -> AbstractContextManager[Any]:
 
 def _enter(model: nn.Module, args: Any) -> None:
     if not torch.compiler.is_compiling() and (fused := fused_of(model)) is not None:
-        fused.enter()
+        fused.enter(sys._getframe(1))
 
 
 def _leave(model: nn.Module, args: Any, output: Any) -> None:
