@@ -13,7 +13,7 @@ import twofour
 from tests.graph.small import Encoder, GatedBlock
 from twofour.compiler import attention_int8, fused_matmuls, graph_rewrites
 from twofour.compiler import graph as compiled_graph
-from twofour.compiler.attention_int8 import IN_INT8
+from twofour.compiler.attention_int8 import IN_INT8, MOST_OFF, off_in_int8
 from twofour.compiler.handed_bytes import IN_BYTES
 from twofour.measure.distance import distance
 
@@ -159,6 +159,7 @@ def test_attention_in_int8(
     assert account.rewrites[IN_INT8] == 2 and f"{IN_INT8} 2" in str(fast.plan)
     said = "attention: in int8 takes 0.50 of the time that it takes in bfloat16; with it the answer on the example is"
     assert said in str(fast.plan)
+    assert "of 4 to 19 keys, judged on the example alone, and in bfloat16 of fewer or more" in str(fast.plan)
     assert [time.calls for time in account.after if time.operator == IN_INT8] == [2]
     layers = twofour.compile(model, example, dtype="int8", graph=False, tokens=(1, 32), data=[example])
     for rows, length in (SHAPE, (1, 1), (3, 7), (1, 19)):
@@ -199,3 +200,48 @@ def test_why_attention_stays_in_floats(
     assert torch.equal(moved(*example), slower(*example))
     floats = twofour.compile(model, example, graph=True, tokens=(1, 32))
     assert IN_INT8 not in floats.plan.account.rewrites and "attention:" not in str(floats.plan)
+
+
+def test_attention_in_int8_is_for_as_many_keys_as_were_judged(
+    encoder: tuple[nn.Module, tuple[Tensor, Tensor]], faster_in_int8: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, example = encoder
+    fast = compiled(model, *example, data=[example])
+    monkeypatch.setattr(attention_int8, "MOST_OFF", 0.0)
+    floats = compiled(model, *example, data=[example])
+    assert floats.plan.account.rewrites[IN_INT8] == 0 and "a head's answers on the example are off" in str(floats.plan)
+    for length, alike in ((19, False), (20, True), (3, True)):
+        ids, mask = torch.arange(2 * length).view(2, length) % 50, torch.ones(2, length)
+        assert torch.equal(fast(ids, mask), floats(ids, mask)) == alike
+        mask[1, length // 2 :] = 0  # packed
+        assert torch.equal(fast(ids, mask), floats(ids, mask)) == alike
+
+
+def test_what_attention_in_int8_is_off_by() -> None:
+    def off(keys: int, **options: Any) -> float | None:
+        torch.manual_seed(0)
+        q, k, v = torch.zeros(1, keys, 32), torch.zeros(1, keys, 32), torch.randn(1, keys, 32)
+        q[..., 0], k[:, 0, 0] = 32**0.5, 6.6
+        columns = (t.bfloat16() for t in (q, k, v))
+        return off_in_int8(*columns, (0, 0, 0), (32, 32, 32), 32, **options)
+
+    found = off(512)
+    assert found is not None and found > MOST_OFF, "one key stands so far above all others that they are lost"
+    few = off(8)
+    assert few is not None and few < MOST_OFF
+    assert off(8, causal=True) is None and off(8, mask=torch.ones(8, 8, dtype=torch.bool)) is None
+    assert off(8, mask=torch.ones(1, 1, 1, 8, dtype=torch.bool)) is not None
+
+
+def test_attention_in_int8_starts_where_it_is_faster(
+    encoder: tuple[nn.Module, tuple[Tensor, Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, example = encoder
+    raced: list[int] = []
+
+    def race(_: object) -> tuple[dict[str, float], float]:
+        raced.append(0)
+        return {"bfloat16": 2.0, "int8": 1.0 if len(raced) % 2 else 3.0}, 0.0  # the example's length, then less of it
+
+    monkeypatch.setattr(attention_int8, "_raced", race)
+    assert "of 19 keys, judged on" in str(compiled(model, *example, data=[example]).plan)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.conftest import threads
+from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.attention import (
     attention,
@@ -16,7 +17,7 @@ from twofour.kernels.attention import (
     reference,
     whole_reference,
 )
-from twofour.kernels.attention.cpu import MOST_KEYS
+from twofour.kernels.attention.cpu import MOST_KEYS, MOST_WIDTH
 from twofour.kernels.quantization import Quantization, quantize_input
 
 SETTINGS = hypothesis.settings(
@@ -492,3 +493,66 @@ def test_gradients_refuse_what_does_not_fit() -> None:
     for wrong in ((q, k[:, :, :4], v, q), (q, k, v, q[:, :, :3]), (q[:, :1], k, v, q), (q, k.bfloat16(), v, q)):
         with pytest.raises(KernelError):
             attention_gradient(*wrong)
+
+
+def sink(keys: int) -> tuple[torch.Tensor, ...]:
+    """Queries, keys and values of which one key's weight is e^6.6 times that of each of the others."""
+    torch.manual_seed(0)
+    q, k, v = torch.zeros(1, 1, 16, 32), torch.zeros(1, 1, keys, 32), torch.randn(1, 1, keys, 32) + 4
+    q[..., 0], k[:, :, 0, 0], v[:, :, 0] = 32**0.5, 6.6, -4
+    return tuple(t.bfloat16() for t in (q, k, v))
+
+
+def limited(q, k, v, mask=None, causal=False, int8=(8, 128)):
+    """Attention of one head, in int8 where that was judged."""
+    columns = [t.transpose(1, 2).flatten(2) for t in (q, k, v)]
+    return attention_of_columns(*columns, (0, 0, 0), (32, 32, 32), 32, mask, causal=causal, int8=int8)
+
+
+def test_int8_beyond_what_was_judged_is_bfloat16(every_isa: str) -> None:
+    q, k, v = sink(512)
+    want = limited(q, k, v, int8=False)
+    off = (limited(q, k, v, int8=True).float() - want.float()).abs().max()
+    assert off > 1, "the tail of the softmax is lost"
+    assert torch.equal(limited(q, k, v), want), "more keys than were judged"
+    assert torch.equal(limited(q, k[:, :, :7], v[:, :, :7]), limited(q, k[:, :, :7], v[:, :, :7], int8=False)), "fewer"
+    q, k, v = (t.bfloat16() for t in operands(1, 1, 1, 16, 128, 32, 32))
+    floats, whole = (limited(q, k, v, int8=int8) for int8 in (False, True))
+    assert torch.equal(limited(q, k, v), whole) and not torch.equal(whole, floats)
+    one = k[:, 0], v[:, 0]  # as packed rows
+    given = (0, 0, 0), (32, 32, 32), 32, torch.tensor([0, 128]), 0.3
+    packed = [
+        attention_of_sequences(one[0], *one, *given, int8=int8, places=torch.empty(1, length, dtype=torch.int64))
+        for int8, length in ((True, 128), ((8, 128), 128), ((8, 128), 129), (False, 129))
+    ]
+    assert torch.equal(packed[0], packed[1]) and torch.equal(packed[2], packed[3])
+    assert not torch.equal(packed[1], packed[2])
+
+
+def test_int8_that_was_judged_sees_no_hidden_key(every_isa: str) -> None:
+    """Queries that see other keys than others do keep to bfloat16; a range would come of keys unseen."""
+    q, k, v = (t.bfloat16() for t in operands(1, 1, 1, 40, 40, 32, 32))
+    later = k.clone(), v.clone()
+    for t in later:
+        t[:, :, 20:] *= 50
+    assert torch.equal(limited(q, k, v, causal=True)[:, :20], limited(q, *later, causal=True)[:, :20])
+    blocks = torch.block_diag(torch.ones(20, 20), torch.ones(20, 20)).bool()[None, None]
+    for mask in (blocks, torch.zeros(1, 1, 40, 40).masked_fill(~blocks, -torch.inf)):
+        assert torch.equal(limited(q, k, v, mask)[:, :20], limited(q, *later, mask)[:, :20])
+    padding = (torch.arange(40) < 20)[None, None, None]
+    alone = limited(q, k[:, :, :20], v[:, :, :20])
+    for mask in (padding, *(torch.zeros(1, 1, 1, 40).masked_fill(~padding, least) for least in (-1e4, -65504.0))):
+        same = limited(q, *later, mask), limited(q, k, v, mask), limited(q, k, v, mask.expand(1, 1, 40, 40))
+        assert all(torch.equal(one, same[0]) for one in same)
+        torch.testing.assert_close(same[0], alone, atol=0.02, rtol=0.02)
+        assert not torch.equal(same[0], limited(q, k, v, mask, int8=False))
+
+
+def test_int8_of_heads_that_are_too_wide_for_its_sums() -> None:
+    x = torch.randn(1, 4, MOST_WIDTH + 8).bfloat16()
+    given = x, x, x, (0, 0, 0), (x.shape[-1],) * 3, x.shape[-1]
+    assert torch.equal(attention_of_columns(*given, int8=True), attention_of_columns(*given))
+    row = next(row for row in native.rows("attention") if row.dtype == "int8")
+    out, parts = torch.empty_like(x), (*given[3:], 1.0, False, 0.0, 0.0, 0, 1)
+    with pytest.raises(KernelError, match="65536 of them at most, and as many columns"):
+        native.extension().attention_of_columns(row.index, x, x, x, out, None, *parts)

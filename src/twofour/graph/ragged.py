@@ -248,7 +248,7 @@ class _Packer:
         scale, causal, _, *whole = (*rest, *(None, False, 0.0)[len(rest) :])
         operands = [self._packed(operand) for operand in (q, k, v)]  # pyright: ignore
         args = *operands, begins, sizes, width, self.layout["offsets"], scale, causal, *whole
-        new = self.graph.call_function(attention_of_sequences, args)
+        new = self.graph.call_function(attention_of_sequences, args, {"places": self.layout["places"]})
         new.meta = dict(node.meta)
         return new
 

@@ -29,9 +29,10 @@ Heads heads_of_columns(const Border& border, const Operand& operand, const char*
   return {v.data + begin * v.width, {v.strides[0], width, v.strides[1]}, v.shape[0], size / width, v.shape[1], width};
 }
 
-// Refuses keys of which a row of int8 could not add the products.
-void require_keys(const Border& border, const AttentionKernel& kernel, const Operand& keys, int64_t count) {
-  border.require(std::strcmp(kernel.dtype, "int8") != 0 || count <= kMostByteKeys, keys, "keys", "65536 of them at most");
+// Refuses keys, or widths of one, of which a row of int8 could not add the products.
+void require_keys(const Border& border, const AttentionKernel& kernel, const Operand& keys, const Attention& args) {
+  border.require(std::strcmp(kernel.dtype, "int8") != 0 || (args.keys <= kMostByteKeys && args.width <= kMostByteKeys),
+                 keys, "keys", "65536 of them at most, and as many columns of a head");
 }
 
 // The answer's type: bytes where it is asked for them by a scale other than 0, else the kernel's.
@@ -133,7 +134,7 @@ void bind_attention(nb::module_& m) {
       args.k_added = more.data, args.v_added = beside.data;
       args.k_added_strides = more.strides, args.v_added_strides = beside.strides;
     }
-    require_keys(border, kernel, k, args.keys);
+    require_keys(border, kernel, k, args);
     add_mask(border, mask, &args);
     run_attention(kernel, args, threads);
   });
@@ -152,7 +153,7 @@ void bind_attention(nb::module_& m) {
     Attention args = call_of(border, part(q, "queries", 0), part(k, "keys", 1), part(v, "values", 2),
                              heads_of_columns(border, out, "answer", answers_of(kernel, bytes_scale), 0, sizes[0], width), out,
                              scale, causal, unseen);
-    require_keys(border, kernel, k, args.keys);
+    require_keys(border, kernel, k, args);
     add_bytes(border, out, bytes_scale, bytes_zero, &args);
     add_mask(border, mask, &args);
     run_attention(kernel, args, threads);
@@ -172,7 +173,7 @@ void bind_attention(nb::module_& m) {
     Attention args = call_of(border, part(q, "queries", 0), part(k, "keys", 1), part(v, "values", 2),
                              heads_of_columns(border, out, "answer", answers_of(kernel, bytes_scale), 0, sizes[0], width), out,
                              scale, causal, 0.0f);
-    require_keys(border, kernel, k, args.keys);
+    require_keys(border, kernel, k, args);
     add_bytes(border, out, bytes_scale, bytes_zero, &args);
     const View ends = border.dense(offsets, "offsets", {Type::s64});
     const auto* const places = reinterpret_cast<const int64_t*>(ends.data);
@@ -195,7 +196,7 @@ void bind_attention(nb::module_& m) {
     };
     Attention args = call_of(border, all(q, "queries"), all(k, "keys"), all(v, "values"), all(out, "answer"), out, scale,
                              false, unseen);
-    require_keys(border, kernel, k, args.keys);
+    require_keys(border, kernel, k, args);
     const View rows = border.dense(order, "order", {Type::s64});
     const auto* places = reinterpret_cast<const int64_t*>(rows.data);
     border.require(rows.ndim == 2 && rows.count() == args.queries && args.keys == args.queries &&

@@ -12,7 +12,7 @@
 
 namespace {
 
-constexpr float kHidden = -1e30f;  // what is added to the score of a key that no query sees
+constexpr float kHidden = -1e3f;  // at most this is added to the score of a key that no query sees
 
 // `kRows` queries by two vectors of keys (or of value columns) are summed in registers.
 template <int kRows>

@@ -16,6 +16,9 @@ DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 MOST_KEYS = 1 << 16
 """Keys up to which attention in int8 has exact sums; of more, operands of bfloat16 are multiplied as they are."""
 
+MOST_WIDTH = 1 << 16
+"""Columns of a head up to which that holds of its scores."""
+
 _SCHEMA = (
     "attention(Tensor q, Tensor k, Tensor v, Tensor? mask=None, float? scale=None, bool causal=False, "
     "Tensor? k_added=None, Tensor? v_added=None, float unseen=0.0, float bytes_scale=0.0, int bytes_zero=0) -> Tensor"
@@ -79,7 +82,7 @@ def _attention(
     unseen: float = 0.0,
     bytes_scale: float = 0.0,
     bytes_zero: int = 0,
-    int8: bool = False,
+    int8: bool | tuple[int, int] = False,
 ) -> Tensor:
     batch, heads, queries, keys, width, value_width = _sizes(q, k, v)
     q, k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v))
@@ -89,7 +92,7 @@ def _attention(
     dtype = torch.uint8 if bytes_scale else q.dtype
     out = torch.empty(batch, queries, heads, value_width, dtype=dtype, device="cpu").transpose(1, 2)
     native.extension().attention(
-        _row(q, keys, int8),
+        _row(q, keys, width, int8, mask, causal),
         *(q, k, v, out),
         None if mask is None else mask_of(mask, (batch, heads, queries, keys)),
         k_added,
@@ -117,7 +120,7 @@ def attention_of_columns(
     unseen: float = 0.0,
     bytes_scale: float = 0.0,
     bytes_zero: int = 0,
-    int8: bool = False,
+    int8: bool | tuple[int, int] = False,
 ) -> Tensor:
     """Return attention between columns of products, its heads side by side: what views around `attention` would give.
 
@@ -134,8 +137,10 @@ def attention_of_columns(
         unseen: As in `attention`.
         bytes_scale: As in `attention`.
         bytes_zero: As in `attention`.
-        int8: Compute in whole numbers what is given and answered in bfloat16: `whole_reference` says how. Up to three
-            queries and more than `MOST_KEYS` keys are computed in floats all the same.
+        int8: Compute in whole numbers what is given and answered in bfloat16: `whole_reference` says how. Two numbers
+            are the least and the most keys for which that was judged: calls of fewer or more, causal ones and those of
+            a mask that differs between queries or heads then run as without it. Up to three queries, more than
+            `MOST_KEYS` keys and heads of more than `MOST_WIDTH` columns are computed in floats all the same.
 
     Returns:
         (batch, queries, heads * width) of q's dtype or uint8, contiguous.
@@ -153,7 +158,7 @@ def attention_of_columns(
         return answer.transpose(1, 2).reshape(batch, queries, -1)
     out = torch.empty(batch, queries, sizes[0], dtype=torch.uint8 if bytes_scale else q.dtype, device="cpu")
     native.extension().attention_of_columns(
-        _row(q, k.size(1), int8),
+        _row(q, k.size(1), width, int8, mask, causal),
         *(q, k, v, out),
         None if mask is None else mask_of(mask, (batch, sizes[0] // width, queries, k.size(1))),
         begins,
@@ -181,7 +186,8 @@ def attention_of_sequences(
     causal: bool = False,
     bytes_scale: float = 0.0,
     bytes_zero: int = 0,
-    int8: bool = False,
+    int8: bool | tuple[int, int] = False,
+    places: Tensor | None = None,
 ) -> Tensor:
     """Return `attention_of_columns` inside each of several sequences whose rows stand one behind the other.
 
@@ -198,7 +204,8 @@ def attention_of_sequences(
         causal: As in `attention`, inside each sequence.
         bytes_scale: As in `attention`.
         bytes_zero: As in `attention`.
-        int8: As in `attention_of_columns`.
+        int8: As in `attention_of_columns`; keys are counted as `places` has them, else as rows of all sequences.
+        places: (sequences, length), of which the size alone counts: no sequence that is read is longer than `length`.
 
     Returns:
         (1, rows, heads * width) of q's dtype or uint8, contiguous.
@@ -215,7 +222,7 @@ def attention_of_sequences(
         )
     out = torch.empty(*q.shape[:2], sizes[0], dtype=torch.uint8 if bytes_scale else q.dtype, device="cpu")
     native.extension().attention_of_sequences(
-        _row(q, q.size(1), int8),
+        _row(q, q.size(1) if places is None else places.size(1), width, int8, None, causal),
         *(q, k, v, out, offsets),
         begins,
         sizes,
@@ -274,7 +281,14 @@ def attention_of_windows(
     return out
 
 
-def _row(q: Tensor, keys: int, int8: bool) -> int:
+def one_for_all(mask: Tensor | None) -> bool:
+    """Tell whether a mask (.., heads, queries, keys) hides the same keys from every query of every head."""
+    return mask is None or all(
+        mask.shape[axis] == 1 or mask.stride(axis) == 0 for axis in (-3, -2) if mask.ndim >= -axis
+    )
+
+
+def _row(q: Tensor, keys: int, width: int, int8: bool | tuple[int, int], mask: Tensor | None, causal: bool) -> int:
     """Return the index of the row that serves queries: of int8 where that is asked for."""
     if int8 and q.dtype is not torch.bfloat16:
         raise KernelError(
@@ -283,7 +297,10 @@ def _row(q: Tensor, keys: int, int8: bool) -> int:
             wanted="torch.bfloat16",
             remedy="convert q, k and v by .bfloat16(), or leave `int8` out",
         )
-    return native.best("attention", dtype="int8" if int8 and keys <= MOST_KEYS else DTYPES[q.dtype]).index
+    whole = bool(int8) and keys <= MOST_KEYS and width <= MOST_WIDTH
+    if isinstance(int8, tuple):
+        whole = whole and int8[0] <= keys <= int8[1] and not causal and one_for_all(mask)
+    return native.best("attention", dtype="int8" if whole else DTYPES[q.dtype]).index
 
 
 def _require_windows(q: Tensor, k: Tensor, v: Tensor, order: Tensor, width: int) -> None:

@@ -39,7 +39,7 @@ STEPS, LAST = 2048, 32767
 ONE, SLOPE, BEND = 255 << 8, 43896, 11328
 """2^-x is (ONE - x (SLOPE - x BEND)) / ONE, 0 <= x < 1: a parabola, 1 at 0, with the least relative error, 2.3e-3."""
 
-HIDDEN = -1e30
+HIDDEN = -1e3
 """What is added to the scores of a key that is hidden from all queries."""
 
 
