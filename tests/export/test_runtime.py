@@ -165,9 +165,12 @@ def test_so_are_those_of_attention_in_int8(tmp_path: Path, monkeypatch: pytest.M
         twofour.prune(Words().eval(), "2:4"), given, "int8", graph="native", tokens=(1,), data=[given]
     )
     assert fast.plan.account.rewrites["attention in int8"] == 1
-    export.to_runtime(fast, tmp_path / "model.2f4", given)
-    with torch.inference_mode():
-        same_bits(lib.Model(tmp_path / "model.2f4").run(given), named(fast(**given)))
+    longer = {"input_ids": given["input_ids"].repeat(1, 2), "attention_mask": given["attention_mask"].repeat(1, 2)}
+    for one, whole in ((given, True), (longer, False)):  # of more keys than were judged: in bfloat16
+        export.to_runtime(fast, tmp_path / "model.2f4", one)
+        assert (b"attention_int8" in (tmp_path / "model.2f4").read_bytes()) == whole
+        with torch.inference_mode():
+            same_bits(lib.Model(tmp_path / "model.2f4").run(one), named(fast(**one)))
 
 
 @pytest.fixture(scope="module")

@@ -42,8 +42,8 @@ LEAST = 2e-3
 MOST_OFF = 0.06
 """How far the answers of one head in one sequence of the example may be from those in bfloat16, relative to them.
 
-Normal numbers, sharp scores too, are 0.01 to 0.04 off, real MiniLM 0.045 at most; of 128 keys of which one stands so far
-above the others that they are lost, 0.07 to 0.2.
+Normal numbers, sharp scores too, are 0.01 to 0.04 off, real MiniLM 0.045 at most; of 128 keys of which one stands so
+far above the others that they are lost, 0.07 to 0.2.
 """
 
 SHORTER = (0.75, 0.5, 0.25)
