@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from twofour.layers import take_off
 from twofour.training import both_ways, fused, sdgp
 from twofour.training.fused import functions
-from twofour.training.fused.mode import Fused
+from twofour.training.fused.mode import MOST, Fused
 
 WIDTH, HEADS = 32, 4
 
@@ -238,7 +238,7 @@ def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     attention = functional.scaled_dot_product_attention
     z = torch.randn(4, 8, requires_grad=True)
     mask = torch.zeros(9, 9, requires_grad=True)
-    with Fused("always", 0.1):
+    with (mode := Fused("always", 0.1)):
         attention(q, k, v, dropout_p=0.1)
         attention(q, k[:, :1], v[:, :1], enable_gqa=True)
         attention(q, k, v, mask)
@@ -259,7 +259,10 @@ def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
             functional.gelu(z, approximate="no")
         assert not found
         functional.gelu(z)
-    assert found == ["Activation"]
+    assert found == ["Activation"] and not mode.choices
+    said = mode.functions()
+    assert list(said) == ["attention with dropout", "attention with shared key heads", "attention of 3 axes"]
+    assert all(why.startswith("torch: the native ") for why in said.values())
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -342,6 +345,35 @@ def test_what_is_measured_is_in_the_plan_and_in_the_checkpoint() -> None:
     handle.finish()
     assert list(handle.plan.functions.values()) == [said]
     assert not (net._forward_hooks or net._forward_pre_hooks)
+
+
+def test_new_shapes_run_as_the_nearest_that_was_measured() -> None:
+    with (mode := Fused("measured", 0.001)):
+        for rows in (512, 500, 384, 700):
+            functional.gelu(torch.randn(rows, 512, requires_grad=True))
+        assert list(mode.choices) == ["gelu 512 x 512, float32"]
+        for rows in range(1, 2 * MOST):
+            functional.gelu(torch.randn(2, 64 * rows, 8 * rows, requires_grad=True) * 1.0)
+            functional.silu(torch.randn(512 << rows % 3, 128, requires_grad=True))
+        last = torch.randn(3, 256, 8 * rows, requires_grad=True)
+        functional.gelu(last)
+    gelus = {call: choice for call, choice in mode.choices.items() if call.startswith("gelu")}
+    measured = [call for call, choice in gelus.items() if not choice.at]
+    assert len(measured) == MOST < len(gelus), "or a batch of each new shape stalls"
+    for call, choice in gelus.items():
+        near = gelus[choice.at or call]
+        assert near.ours == choice.ours and (not choice.at or f"measured at {choice.at}" in mode.functions()[call])
+    assert all(not choice.at for call, choice in mode.choices.items() if call.startswith("silu"))
+
+
+def test_layers_whose_functions_no_mode_sees_are_in_the_plan() -> None:
+    net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.TransformerEncoderLayer(WIDTH, HEADS, 64, 0.0, batch_first=True))
+    handle = both_ways.attach(net, batch(), kernels="sparse")
+    assert "torch off" in handle.plan.functions["1.self_attn"] and "1.self_attn  torch: " in str(handle.plan)
+    mode = fused.fused_of(pickle.loads(pickle.dumps(net)))
+    assert mode is not None and list(mode.functions()) == ["1.self_attn"]
+    handle.finish()
+    assert list(handle.plan.functions) == ["1.self_attn"]
 
 
 @pytest.mark.parametrize("name", ["gelu_new", "gelu_fast", "gelu_accurate", "gelu", "silu"])

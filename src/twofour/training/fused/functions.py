@@ -27,24 +27,40 @@ class Call(NamedTuple):
 
     Attributes:
         name: Of the function.
+        form: What the time depends on, as text: a {} for each of `sizes`.
+        sizes: Numbers of rows and keys, which change from batch to batch.
         operands: Those that may have gradients, in the computing type.
         ours: Operands -> answer.
         theirs: The same by torch.
-        details: What the time depends on beside the first operand's shape and type.
         always: Whether ours is never slower, so that there is nothing to measure.
     """
 
     name: str
+    form: str
+    sizes: tuple[int, ...]
     operands: tuple[Tensor, ...]
     ours: Callable[..., Tensor]
     theirs: Callable[..., Tensor]
-    details: tuple[str, ...] = ()
     always: bool = False
 
+    def about(self) -> tuple[int, ...]:
+        """Return the sizes to the nearest power of two."""
+        return tuple(1 << round(math.log2(size)) for size in self.sizes)
+
     def __str__(self) -> str:
-        first = self.operands[0]
-        shape, dtype = " x ".join(map(str, first.shape)), str(first.dtype).removeprefix("torch.")
-        return ", ".join([f"{self.name} {shape}", dtype, *self.details])
+        return f"{self.name} {self.form.format(*self.about())}"
+
+
+class Left(NamedTuple):
+    """A call that could be served but for one thing, and is torch's.
+
+    Attributes:
+        call: The function and that thing.
+        why: The reason.
+    """
+
+    call: str
+    why: str
 
 
 class Activation(torch.autograd.Function):
@@ -142,7 +158,7 @@ def _parts(t: Tensor, axis: int, size: int) -> Call | None:
         return None
     axis %= t.ndim
     ours = partial(_cut, axis=axis, size=size)
-    return Call("parts", (t,), ours, ours, always=True)
+    return Call("parts", "", (), (t,), ours, ours, always=True)
 
 
 def _cut(t: Tensor, *, axis: int, size: int) -> Any:
@@ -160,7 +176,9 @@ def _silu(input: Tensor, inplace: bool = False) -> Call | None:
 def _activated(z: Tensor, name: str | None) -> Call | None:
     if name is None or not plain(z) or not z.requires_grad or not z.is_contiguous():
         return None
-    return Call(name, (z,), lambda z: cast(Tensor, Activation.apply(z, name)), ACTIVATIONS[name])
+    width = z.shape[-1] if z.ndim else 1
+    form, rows = f"{{}} x {width}, {_type(z)}", z.numel() // width
+    return Call(name, form, (rows,), (z,), lambda z: cast(Tensor, Activation.apply(z, name)), ACTIVATIONS[name])
 
 
 def _attention(
@@ -172,14 +190,20 @@ def _attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Call | None:
+) -> Call | Left | None:
     q, k, v = (_computed(t) for t in (query, key, value))
-    if dropout_p or not (plain(q, k, v) and any(t.requires_grad for t in (q, k, v))):
+    if not (plain(q, k, v) and any(t.requires_grad for t in (q, k, v))):
         return None
-    batch, heads, queries, width = q.shape if q.ndim == 4 else (0, 0, 0, 0)
+    if dropout_p:
+        return Left("attention with dropout", "the native passes drop nothing; dropout_p=0 has them run")
+    if q.ndim != 4:
+        return Left(f"attention of {q.ndim} axes", "the native passes take (batch, heads, tokens, width)")
+    if enable_gqa and k.ndim == 4 and k.shape[1] != q.shape[1]:
+        return Left("attention with shared key heads", "the native backward pass takes a key head for each query head")
+    batch, heads, queries, width = q.shape
     keys, value_width = (k.shape[2], v.shape[-1]) if k.ndim == v.ndim == 4 else (0, 0)
     if (tuple(k.shape), tuple(v.shape)) != ((batch, heads, keys, width), (batch, heads, keys, value_width)):
-        return None  # also of key heads that queries share
+        return None
     mask, seen = attn_mask, (batch, heads, queries, keys)
     if mask is not None:
         if is_causal or not _takes(mask, seen):
@@ -187,9 +211,10 @@ def _attention(
         mask = mask if mask.dtype is torch.bool else mask.float()
     ours = partial(_run_attention, mask=mask, scale=scale, causal=is_causal)
     theirs = partial(_torch_attention, mask=mask, scale=scale, causal=is_causal)
-    details = [f"{keys} keys"] if value_width == width else [f"{keys} keys of {width} and {value_width}"]
-    details += ["causal"] if is_causal else [] if mask is None else ["masked"]
-    return Call("attention", (q, k, v), ours, theirs, tuple(details))
+    form = f"{{}} x {heads} x {{}} x {width}, {_type(q)}, {{}} keys"
+    form += "" if value_width == width else f" of {width} and {value_width}"
+    form += ", causal" if is_causal else "" if mask is None else ", masked"
+    return Call("attention", form, (batch, queries, keys), (q, k, v), ours, theirs)
 
 
 def _run_attention(
@@ -203,6 +228,10 @@ def _torch_attention(
 ) -> Tensor:
     mask = mask if mask is None or mask.dtype is torch.bool else mask.to(q.dtype)
     return functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
+
+
+def _type(t: Tensor) -> str:
+    return str(t.dtype).removeprefix("torch.")
 
 
 def _computed(t: Tensor) -> Tensor:
@@ -237,7 +266,7 @@ def _takes(mask: Tensor, shape: Sequence[int]) -> bool:
     return all(size in (1, full) for size, full in ends) and math.prod(mask.shape) > 0
 
 
-SERVED: Mapping[Callable[..., Any], Callable[..., Call | None]] = {
+SERVED: Mapping[Callable[..., Any], Callable[..., Call | Left | None]] = {
     functional.scaled_dot_product_attention: _attention,
     functional.gelu: _gelu,
     functional.silu: _silu,
@@ -248,4 +277,4 @@ SERVED: Mapping[Callable[..., Any], Callable[..., Call | None]] = {
     Tensor.chunk: _chunk,
     torch.chunk: _chunk,
 }
-"""Function of torch -> what makes a call of its arguments, or None where it is not served."""
+"""Function of torch -> what makes a call of its arguments, or says why it is not served, or None."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -22,7 +23,7 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from twofour.layers.modules import table
 from twofour.measure.chooser import race
 from twofour.native.surroundings import by_operators
-from twofour.training.fused.functions import SERVED, Call
+from twofour.training.fused.functions import SERVED, Call, Left
 
 _log = logging.getLogger("twofour.training")
 
@@ -30,6 +31,9 @@ POLICIES = ("measured", "always", "never")
 """Those of `Fused`."""
 LEAST = 1 << 16
 """Numbers of an answer from which a call is measured: below, what it saves is less than a call from Python costs."""
+MOST = 8
+"""Shapes of a function and a type that are measured, so that batches of ever new shapes do not stall: later ones run
+as the nearest of them does."""
 _FUSED = "_twofour_fused"
 """Attribute of a model whose forward pass the mode is put over: its `Fused`."""
 
@@ -42,15 +46,18 @@ class Choice:
         ours: Whether ours runs.
         torch_ms: Milliseconds of torch's forward and backward pass together.
         ours_ms: The same of ours.
+        at: The call that was measured in its stead, "": itself.
     """
 
     ours: bool
     torch_ms: float
     ours_ms: float
+    at: str = ""
 
     def __str__(self) -> str:
         ratio = self.torch_ms / self.ours_ms
         why = f"{ratio:.2f} times as fast" if self.ours else f"ours would take {1 / ratio:.2f} times as long"
+        why += f", measured at {self.at}" if self.at else ""
         return f"{'fused' if self.ours else 'torch'} (torch {self.torch_ms:.2f}, fused {self.ours_ms:.2f}, {why})"
 
 
@@ -58,10 +65,12 @@ class Fused(TorchFunctionMode):
     """Serves functions of the forward pass of one model; what it chooses is neither copied nor pickled.
 
     Attributes:
-        policy: "measured": what is faster here, at each shape, in its first call; "always": ours, unmeasured; "never".
+        policy: "measured": what is faster here, in the first call of about a shape; "always": ours,
+            unmeasured; "never".
         seconds: Time box of measuring one shape.
         owners: Titles of what has put it on.
-        choices: What was measured: the call as text -> what runs.
+        choices: The call as text, rows and keys to the nearest power of two -> what runs.
+        left: What is left to torch -> the reason: calls, and modules by their names.
     """
 
     def __init__(self, policy: str, seconds: float) -> None:
@@ -69,6 +78,8 @@ class Fused(TorchFunctionMode):
         self.policy, self.seconds = policy, seconds
         self.owners: set[str] = set()
         self.choices: dict[str, Choice] = {}
+        self.left: dict[str, str] = {}
+        self._known: dict[tuple[str, torch.dtype], dict[str, tuple[str, tuple[int, ...]]]] = {}
         self._local = threading.local()
 
     def __torch_function__(
@@ -82,7 +93,9 @@ class Fused(TorchFunctionMode):
                 call = serve(*args, **kwargs)
             except TypeError:  # arguments that torch is to complain about
                 call = None
-            if call is not None and self._takes(call):
+            if isinstance(call, Left):
+                self.leave_out(call)
+            elif call is not None and self._takes(call):
                 return call.ours(*call.operands)
         return func(*args, **kwargs)
 
@@ -134,15 +147,36 @@ class Fused(TorchFunctionMode):
         if call.operands[0].numel() < LEAST or call.always:
             return call.operands[0].numel() >= LEAST
         if (key := str(call)) not in self.choices:
-            self.choices[key] = _measured(call, self.seconds)
+            self.choices[key] = self._chosen(key, call)
             _log.info("%s: %s", key, self.choices[key])
         return self.choices[key].ours
 
+    def _chosen(self, key: str, call: Call) -> Choice:
+        """Measure a call, or choose as for the nearest one once enough were measured."""
+        known = self._known.setdefault((call.name, call.operands[0].dtype), {})
+        if len(known) < MOST:
+            known[key] = call.form, call.sizes
+            return _measured(call, self.seconds)
+        at = min(known, key=lambda one: (known[one][0] != call.form, _apart(known[one][1], call.sizes)))
+        return replace(self.choices[at], at=at)
+
+    def leave_out(self, left: Left) -> None:
+        """Say once what torch runs, and why."""
+        if left.call not in self.left:
+            self.left[left.call] = left.why
+            _log.info("%s: torch, since %s", left.call, left.why)
+
+    def functions(self) -> dict[str, str]:
+        """Return what runs each function, and what is left to torch, as a plan says it."""
+        chosen = {call: str(choice) for call, choice in self.choices.items()}
+        return chosen | {call: f"torch: {why}" for call, why in self.left.items()}
+
     def __getstate__(self) -> dict[str, Any]:  # what was chosen here holds for this machine
-        return {"policy": self.policy, "seconds": self.seconds, "owners": set(self.owners)}
+        return {"policy": self.policy, "seconds": self.seconds, "owners": set(self.owners), "left": dict(self.left)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(vars(Fused(state["policy"], state["seconds"])), owners=state["owners"])
+        fresh = vars(Fused(state["policy"], state["seconds"]))
+        vars(self).update(fresh, owners=state["owners"], left=state.get("left", {}))
 
 
 def followed_by_a_backward_pass() -> bool:
@@ -169,6 +203,10 @@ def _measured(call: Call, seconds: float) -> Choice:
         runs = {name: partial(_run, way, operands, leaves, upstream) for name, way in _ways(call).items()}
         taken, _ = race(runs, seconds=seconds, repeats=20)
     return Choice(taken["ours"] < taken["torch"], 1e3 * taken["torch"], 1e3 * taken["ours"])
+
+
+def _apart(one: tuple[int, ...], other: tuple[int, ...]) -> float:
+    return sum(abs(math.log2(a / b)) for a, b in zip(one, other, strict=True))
 
 
 def _ways(call: Call) -> dict[str, Callable[..., Tensor]]:
@@ -199,6 +237,11 @@ def put_on(model: nn.Module, title: str, policy: str, seconds: float) -> None:
         return
     if fused is None:
         model.__dict__[_FUSED] = fused = Fused(policy, seconds)
+        for name, module in model.named_modules():
+            if isinstance(module, nn.MultiheadAttention):
+                fused.leave_out(
+                    Left(name or "(model)", "nn.MultiheadAttention takes modes of torch off while it computes")
+                )
         model.register_forward_pre_hook(_enter)
         model.register_forward_hook(_leave, always_call=True)
     fused.owners.add(title)

@@ -41,7 +41,7 @@ class ProductsHandle(Attachment):
     def plan(self) -> Plan:
         """Which product of each layer runs how, and why."""
         mode = fused.fused_of(self.model)
-        functions = {} if mode is None else {call: str(choice) for call, choice in mode.choices.items()}
+        functions = {} if mode is None else mode.functions()
         written = {name: "fused (its formula in one pass)" for name, one in self._activations.items() if is_fused(one)}
         functions |= written
         layers = tuple(products.plan for products in self._products().values())

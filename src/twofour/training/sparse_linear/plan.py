@@ -74,7 +74,8 @@ class Plan:
     Attributes:
         layers: The layers with sparse weights.
         skipped: Layers that stay as they are -> the reason.
-        functions: Functions between the layers, by shape -> what runs them, and why; those that were called.
+        functions: Functions between the layers, by shape -> what runs them, and why; those that were called
+            and served, or left to torch for a reason that is named, and modules whose functions no mode sees.
     """
 
     layers: tuple[LayerPlan, ...]
