@@ -15,6 +15,7 @@ from torch import nn
 
 from twofour import layers, masks, patterns
 from twofour.errors import MaskError
+from twofour.masks.rule import fill_pruned
 from twofour.patterns import NM
 
 
@@ -249,3 +250,11 @@ def test_a_copied_optimizer_trains_the_copied_model() -> None:
     pruned = ~masks.of(model)["weight"].keep
     assert (model.weight[pruned] == 0).all()
     assert (optimizer.state[model.weight]["momentum_buffer"][pruned] == 0).all()
+
+
+def test_a_mask_of_another_shape_is_broadcast_or_refused_and_reads_nothing_beyond_it() -> None:
+    tensor = torch.full((3, 4), -1.0)
+    fill_pruned(tensor, torch.tensor([True, False, False, True]))
+    assert torch.equal(tensor, torch.tensor([-1.0, 0, 0, -1]).expand(3, 4))
+    with pytest.raises(RuntimeError, match="must match"):
+        fill_pruned(tensor, torch.ones(2, 6, dtype=torch.bool))

@@ -102,11 +102,12 @@ def fill_pruned(tensor: Tensor, keep: Tensor) -> None:
 
 
 def _native(tensor: Tensor, keep: Tensor) -> bool:
-    """Whether the native pass can fill, which takes a quarter of the time where nothing is left to fill."""
+    """Whether the native pass can fill, which writes only where something is left to fill."""
     return (
         type(tensor) in (Tensor, nn.Parameter)
         and tensor.is_cpu
         and keep.is_cpu
+        and tensor.shape == keep.shape
         and keep.dtype is torch.bool
         and tensor.dtype in (torch.float32, torch.bfloat16)
         and tensor.is_contiguous()
