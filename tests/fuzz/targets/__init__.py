@@ -15,10 +15,10 @@ import importlib
 from typing import Any
 
 TARGETS = ("load", "read", "index", "safetensors", "pickle", "onnx", "recipe", "systolic", "journal", "checkpoint")
-TARGETS += ("layout", "graph", "native", "cut")
+TARGETS += ("layout", "graph", "native", "cut", "runtime")
 """Modules of this folder, in the order in which they run."""
 
-YOUNG = ("runtime", "provider")
+YOUNG = ("provider",)
 """Those that run behind them and have no record of a long run, plain and under the sanitizers, yet."""
 
 
