@@ -212,7 +212,7 @@ docs: $(VENV)/docs.stamp $(VENV)/figures.stamp $(VENV)/package.stamp
 # its .pth files. libstdc++ is preloaded because the sanitizers must find the real __cxa_throw when Python starts.
 SANITIZED := build/sanitize
 SANITIZERS = $(foreach name,libasan.so libubsan.so libstdc++.so,$(shell $(or $(CC),cc) -print-file-name=$(name)))
-NATIVE_TESTS := tests/native tests/patterns tests/packing tests/kernels tests/structure tests/training/sdgp tests/training/test_both_ways.py
+NATIVE_TESTS := tests/native tests/patterns tests/packing tests/kernels tests/structure tests/training/sdgp tests/training/test_both_ways.py tests/training/test_fused.py tests/export/test_runtime.py
 sanitize: $(SANITIZED)/ready
 	OMP_NUM_THREADS=1 $(SANITIZED_RUN) tests/native/sanitize.py $(or $(ARGS),$(NATIVE_TESTS))
 
@@ -249,6 +249,7 @@ $(SANITIZED)/ready $(RACES)/ready: $(VENV)/test.stamp
 	$(BIN)/cmake --build $(@D)/cmake
 	rm -rf $(@D)/package && mkdir -p $(@D)/package && cp -R src/twofour $(@D)/package
 	rm -f $(@D)/package/twofour/native/*.so* && cp $(@D)/cmake/_ext*.so $(@D)/package/twofour/native
+	mkdir -p $(@D)/package/twofour/native/include && cp include/twofour.h $(@D)/package/twofour/native/include
 	cp $$(ls $(@D)/cmake/libtwofour.so.? $(@D)/cmake/libtwofour.*.dylib 2>/dev/null) $(@D)/package/twofour/native
 	$(BIN)/python -m venv --without-pip $(@D)/venv
 	printf '%s\n' $(abspath $(@D)/package) $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])') \
