@@ -17,6 +17,8 @@ KERNELS = (
     "twofour::squeeze_excite_",
     "twofour::dense_",
     "twofour::attention_",
+    "twofour::activation_",
+    "twofour::column_sums_",
     "twofour::norm_",
     "twofour::fused_block_",
 )

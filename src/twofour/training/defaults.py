@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Mapping
+from statistics import median_low
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -169,7 +170,7 @@ def rate_for(model: nn.Module) -> float:
             wanted="a model with weights, or an optimiser",
             remedy="pass optimizer=lambda params: torch.optim.AdamW(params, lr=1e-4)",
         )
-    return float(f"{STEP * float(torch.tensor(found).median()):.1e}")
+    return float(f"{STEP * median_low(found):.1e}")
 
 
 def optimizer_for(model: nn.Module) -> tuple[OptimizerFactory, float]:

@@ -223,7 +223,7 @@ def _held(batches: list[tuple[Any, Any]], *, apart: bool) -> Held:
 def _places(loader: Sequence[Any], seed: int) -> tuple[Loader, Held]:
     """Part a sequence: a twentieth of its batches is held back, up to a tenth for `LEAST` samples, until `MOST`."""
     candidates = range(TENTH - 1, len(loader), TENTH)
-    order = torch.randperm(len(candidates), generator=_choosing(seed)).tolist()
+    order = torch.randperm(len(candidates), generator=_choosing(seed), device="cpu").tolist()
     taken, samples, stream = dict[int, Any](), 0, randomness.Stream(randomness.derive(seed, 0, "held"))
     with randomness.undisturbed(loader):
         for place in (candidates[number] for number in order):
@@ -259,7 +259,7 @@ def _parted(loader: Loader, seed: int) -> tuple[DataLoader[Any], DataLoader[Any]
         count += 1  # a last batch of one, which there was not: batch norm cannot be trained on it
     if count == 0 or size - count < loader.batch_size:
         return None
-    order = torch.randperm(size, generator=_choosing(seed))
+    order = torch.randperm(size, generator=_choosing(seed), device="cpu")
     same: dict[str, Any] = {
         name: getattr(loader, name)
         for name in ("batch_size", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "in_order")

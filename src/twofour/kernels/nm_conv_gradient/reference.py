@@ -6,9 +6,15 @@ import torch
 from torch import Tensor
 
 from twofour.kernels.conv import Geometry
+from twofour.shapes import Float
 
 
-def nm_conv_gradient_reference(gradient: Tensor, weight: Tensor, geometry: Geometry, size: tuple[int, int]) -> Tensor:
+def nm_conv_gradient_reference(
+    gradient: Float[Tensor, "images out high wide"],
+    weight: Float[Tensor, "out channels rows columns"],
+    geometry: Geometry,
+    size: tuple[int, int],
+) -> Float[Tensor, "images channels height width"]:
     """Return dL/dx (images, in, height, width) as the sum over taps that it is.
 
     Args:
