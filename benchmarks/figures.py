@@ -146,7 +146,8 @@ def draw(machine: str) -> list[Path]:
     for dtype in DTYPES:
         if records := _load(f"models-{dtype}", machine):
             drawn.append(_models(records, dtype, machine))
-    if records := [record for dtype in DTYPES for record in _load(f"training-{dtype}", machine)]:
+    training = [record for dtype in DTYPES for record in _load(f"training-{dtype}", machine)]
+    if records := [record for record in training if record.meta["threads"] == 1]:
         drawn.append(_training(records, machine))
     return drawn
 

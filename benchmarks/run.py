@@ -389,6 +389,7 @@ def training(
         str, typer.Option(help='"blocks" of a transformer, or "resnet9", a net of convolutions.')
     ] = "blocks",
     images: Annotated[int, typer.Option(help="In a step of resnet9.")] = 32,
+    threads: ThreadsOption = "1",
     without: Annotated[list[str] | None, typer.Option(help="A step to leave out, by its name in the table.")] = None,
     seconds: SecondsOption = 30.0,
     resume: ResumeOption = False,
@@ -405,8 +406,11 @@ def training(
             raise DataError(f"the dtype {kind!r} is not known", got=dtype, wanted="float32, bfloat16")
         of_blocks = net == "blocks"
         path = place(json, f"training-{kind}" if of_blocks else f"training-{net}-{kind}", record)
+        counts = numbers(threads)
         cells = (
-            training_case.cells([kind], schedule, sequences) if of_blocks else training_case.image_cells([kind], images)
+            training_case.cells([kind], schedule, sequences, counts)
+            if of_blocks
+            else training_case.image_cells([kind], images, counts)
         )
         measured(cells, training_case.Bench(seconds, without or ()), path, resume, training_case.show)
 

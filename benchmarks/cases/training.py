@@ -129,21 +129,20 @@ class Step:
         }
 
 
-def cells(dtypes: Sequence[str], schedule: str, sequences: int = SEQUENCES) -> list[dict[str, object]]:
-    """List the cells: one a type, one thread."""
+def cells(
+    dtypes: Sequence[str], schedule: str, sequences: int = SEQUENCES, threads: Sequence[int] = (1,)
+) -> list[dict[str, object]]:
+    """List the cells: one a type and count of threads."""
     geometry = f"{DEPTH} blocks of {WIDTH}, MLP {HIDDEN}, {sequences} x {SEQUENCE} tokens, {schedule}"
-    fields = {"geometry": geometry, "schedule": schedule, "sequences": sequences, "threads": 1}
-    return [{"case": "training", "dtype": dtype, **fields} for dtype in dtypes]
+    fields = {"geometry": geometry, "schedule": schedule, "sequences": sequences}
+    return [{"case": "training", "dtype": dtype, **fields, "threads": count} for dtype in dtypes for count in threads]
 
 
-def image_cells(dtypes: Sequence[str], images: int) -> list[dict[str, object]]:
+def image_cells(dtypes: Sequence[str], images: int, threads: Sequence[int] = (1,)) -> list[dict[str, object]]:
     """List the same of the net of convolutions."""
-    fields = {
-        "geometry": f"ResNet-9 of width {IMAGES_WIDTH}, {images} images of 32 x 32",
-        "images": images,
-        "threads": 1,
-    }
-    return [{"case": "training", "net": "resnet9", "dtype": dtype, **fields} for dtype in dtypes]
+    geometry = f"ResNet-9 of width {IMAGES_WIDTH}, {images} images of 32 x 32"
+    fields = {"case": "training", "net": "resnet9", "geometry": geometry, "images": images}
+    return [{**fields, "dtype": dtype, "threads": count} for dtype in dtypes for count in threads]
 
 
 class Bench:
@@ -154,7 +153,8 @@ class Bench:
 
     def __call__(self, cell: dict[str, object]) -> Record:
         """Measure one cell."""
-        torch.set_num_threads(1)
+        threads = cast(int, cell["threads"])
+        torch.set_num_threads(threads)
         dtype, box = TYPES[str(cell["dtype"])], min(0.3, self.seconds)
         if "images" in cell:
             made = image_steps(dtype, cast(int, cell["images"]), self.without, box)
@@ -170,7 +170,7 @@ class Bench:
             baseline=[name for name in (*DENSE, LAST) if name in made],
             seconds=self.seconds,
             repeats=30,
-            threads=1,
+            threads=threads,
             noise=True,
             meta={**cell, "parts": profiles, "plans": plans, "memory": _memory(made)},
         )
@@ -235,7 +235,8 @@ def show(found: Sequence[Record], console: Console) -> None:
     """Print the steps of every type, and where their time goes."""
     for record in found:
         best = min(record.median(name) for name in record.baseline)
-        table = Table(title=f"training step, {record.meta['dtype']}, {record.meta['geometry']}", title_justify="left")
+        title = f"training step, {record.meta['dtype']}, {record.meta['geometry']}, threads: {record.meta['threads']}"
+        table = Table(title=title, title_justify="left")
         profiles = cast(Mapping[str, Mapping[str, float]], record.meta["parts"])
         names = list(next(iter(profiles.values()), {}))
         for column in ("step", "ms", "best dense / it", *names):
