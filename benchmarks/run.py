@@ -416,6 +416,31 @@ def training(
 
 
 @app.command()
+def repetition(
+    only: Annotated[str, typer.Option(help="cifar10, stsb; comma separated.")] = "cifar10,stsb",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16; several, comma separated.")] = "float32",
+    epochs: Annotated[int, typer.Option(min=1, help="Of each training.")] = 1,
+    images: Annotated[int, typer.Option(help="Of an epoch of cifar10, the first of 50,000.")] = 50_000,
+    pairs: Annotated[int, typer.Option(help="Of an epoch of stsb, the first of 5,749.")] = 5_749,
+    without: Annotated[
+        list[str] | None, typer.Option(help="An arm to leave out, or a way of them, by its name in the table.")
+    ] = None,
+    resume: ResumeOption = False,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """A converged net trained again on its data, dense and sparse: seconds an epoch, and the metric of each."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from cases import repetition as repetition_case
+
+    for task in only.split(","):
+        for kind in dtype.split(","):
+            cells = repetition_case.cells([task], [kind], epochs, {"cifar10": images, "stsb": pairs})
+            path = place(json, f"repetition-{task}-{kind}", record)
+            measured(cells, repetition_case.Bench(without or ()), path, resume, repetition_case.show)
+
+
+@app.command()
 def figures() -> None:
     """Draw docs/figures and write the tables made from records; needs matplotlib (requirements/figures.txt)."""
     import figures as drawing

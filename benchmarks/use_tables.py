@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cases import embeddings, generate, provider, shrunk
+from cases import embeddings, generate, provider, repetition, shrunk
 from fusion_tables import markdown
 from twofour.measure import Record
 
@@ -52,6 +52,22 @@ def of_provider(records: Sequence[Record]) -> str:
     return markdown([[*provider.HEADS], *(provider.line(record) for record in records)])
 
 
+def of_repetition(records: Sequence[Record]) -> str:
+    """Return seconds an epoch of every arm, the dense arm's over them, and the metric; then what chose their ways."""
+    rows = [line for record in records for line in repetition.lines(record)]
+    trial = "; ".join(repetition.tried(record) for record in records)
+    return f"{markdown([[*repetition.HEADS], *rows])}\n\nForward and backward pass of the first batches: {trial}."
+
+
+def _repetition(task: str, dtype: str, metric: str) -> tuple[str, Callable[[Sequence[Record]], str]]:
+    said = (
+        f"A whole repetition of {task} in {dtype}, one thread, the arms a slice of steps each in turn on the same "
+        "batches: seconds an epoch with the batches' making, the dense arm's over them, the same slice by slice "
+        f"(median, quartiles), what came before the first step, and {metric}."
+    )
+    return said, of_repetition
+
+
 TABLES: dict[str, tuple[str, Callable[[Sequence[Record]], str]]] = {
     "embeddings": (
         "`SentenceTransformer.encode` of MiniLM, 512 texts, batches of 32; in brackets how many times torch's rate. "
@@ -71,6 +87,14 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Record]], str]]] = {
         "MiniLM, 8 sequences padded to 128 tokens, float32, one thread; in brackets over the fastest runtime's time.",
         of_ragged,
     ),
+    **{
+        f"repetition-{name}-{dtype}": _repetition(task, dtype, metric)
+        for dtype in ("float32", "bfloat16")
+        for name, task, metric in (
+            ("cifar10", "ResNet-20 on CIFAR-10", "top-1 accuracy"),
+            ("stsb", "MiniLM on the STS Benchmark", "Spearman's correlation times 100"),
+        )
+    },
     "shrunk-float32": (
         "Shrunk to a share of the compiled time, then 2:4; channels by magnitude: time alone is measured.",
         of_shrunk,

@@ -575,6 +575,26 @@ def test_training_steps_of_a_net_of_convolutions(cases, monkeypatch, capsys: pyt
 
 
 @pytest.mark.long
+def test_a_repetition_trains_every_arm_on_the_same_batches(cases, monkeypatch, capsys: pytest.CaptureFixture[str]):
+    from cases import repetition
+
+    task = repetition.task_of("cifar10")
+    task.__dict__["test"] = tuple(part[:100] for part in task.test)
+    monkeypatch.setattr(repetition, "task_of", lambda name: task)
+    monkeypatch.setattr(repetition, "TRIAL", 1)
+    monkeypatch.setattr(repetition, "SLICE", 1)
+    (cell,) = repetition.cells(["cifar10"], ["float32"], 1, {"cifar10": 300})
+    record = repetition.Bench([repetition.COMPILED])(cell)
+    assert set(record.timings) == {repetition.DENSE, repetition.MASKED, repetition.SPARSE_GRADIENT}
+    assert record.meta["steps"] == 2 and record.baseline == (repetition.DENSE,)
+    assert all(0 <= value <= 100 for value in record.meta["metric"].values())
+    repetition.show([record], Console(width=200))
+    assert "2:4, SDGP, eager" in capsys.readouterr().out
+    with pytest.raises(DataError, match="mnist"):
+        repetition.cells(["mnist"], ["float32"], 1, {})
+
+
+@pytest.mark.long
 def test_permutation_writes_efficacy_beside_times(tmp_path: Path):
     out = tmp_path / "r.json"
     done = suite("permutation", "--sizes", "128x64,16x32", "--seconds", "0.02", "--json", str(out))
