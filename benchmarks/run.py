@@ -425,6 +425,7 @@ def repetition(
     without: Annotated[
         list[str] | None, typer.Option(help="An arm to leave out, or a way of them, by its name in the table.")
     ] = None,
+    criterion: Annotated[str, typer.Option(help="That sparse arms are pruned by; auto: as `prune` chooses.")] = "auto",
     resume: ResumeOption = False,
     record: RecordOption = False,
     json: JsonOption = None,
@@ -437,7 +438,7 @@ def repetition(
         for kind in dtype.split(","):
             cells = repetition_case.cells([task], [kind], epochs, {"cifar10": images, "stsb": pairs})
             path = place(json, f"repetition-{task}-{kind}", record)
-            measured(cells, repetition_case.Bench(without or ()), path, resume, repetition_case.show)
+            measured(cells, repetition_case.Bench(without or (), criterion), path, resume, repetition_case.show)
 
 
 @app.command()

@@ -584,7 +584,7 @@ def test_a_repetition_trains_every_arm_on_the_same_batches(cases, monkeypatch, c
     monkeypatch.setattr(repetition, "TRIAL", 1)
     monkeypatch.setattr(repetition, "SLICE", 1)
     (cell,) = repetition.cells(["cifar10"], ["float32"], 1, {"cifar10": 300})
-    record = repetition.Bench([repetition.COMPILED])(cell)
+    record = repetition.Bench([repetition.COMPILED], "magnitude")(cell)
     assert set(record.timings) == {repetition.DENSE, repetition.MASKED, repetition.SPARSE_GRADIENT}
     assert record.meta["steps"] == 2 and record.baseline == (repetition.DENSE,)
     assert all(0 <= value <= 100 for value in record.meta["metric"].values())

@@ -2,7 +2,8 @@
 
 The arms are trained in one process on the same batches, a slice of a few steps each in turn, so that all of them see
 the same machine. A dense arm (the control) and sparse ones: weights that are 2:4 both ways with the kept values alone
-as parameters (of convolutions, which `both_ways` does not take, masks alone), and 2:4 weights with SDGP. Of the ways
+as parameters (of convolutions, which `both_ways` does not take, masks alone), and 2:4 weights with SDGP. Sparse arms
+are pruned as `twofour.prune` does it with the task's calibration data, or by the criterion that is named. Of the ways
 in which an arm can run, eager, compiled, with the fastest dense way of every product, the fastest is trained: forward
 and backward pass of the first batches, in turns, say which. A step is a whole one: batch made, forward, loss, backward,
 fused optimiser, rate of learning; what comes before the first (masks, measured kernels, torch.compile) is counted
@@ -12,6 +13,7 @@ parameters.
 
 from __future__ import annotations
 
+import copy
 import datetime
 import inspect
 import itertools
@@ -72,6 +74,7 @@ class Trainee:
 
     Args:
         task: A task of `experiments/tasks`.
+        model: The arm's model, pruned where it is a sparse one.
         arm: "dense" or a sparse one.
         way: As in `ARMS`.
         dtype: Of the computation.
@@ -79,22 +82,21 @@ class Trainee:
         steps: Of the whole training, for the learning rate.
     """
 
-    def __init__(self, task: Any, arm: str, way: str, dtype: torch.dtype, example: Any, steps: int) -> None:
+    def __init__(
+        self, task: Any, model: nn.Module, arm: str, way: str, dtype: torch.dtype, example: Any, steps: int
+    ) -> None:
         from tasks.base import one_cycle
 
         self.task, self.arm, self.way, self.dtype = task, arm, way, dtype
-        self.model: nn.Module = task.network(0).train()
+        self.model = model.train()
         self.handle: Any = None
-        rules = {"skip": task.skip, "eligibility": task.eligibility}
         with self.autocast():
             if arm == KEPT:
-                self.handle = both_ways.attach(self.model, example, state="packed", **rules)
-            elif arm != DENSE:
-                twofour.prune(self.model, "2:4", criterion="magnitude", **rules)
-            if arm == SPARSE_GRADIENT:
-                self.handle = sdgp.attach(self.model, "2:4", skip=task.skip)
-            if way == CONTROL:
-                self.handle = both_ways.attach(self.model, example, kernels="dense", **rules)
+                self.handle = both_ways.attach(model, example, state="packed", **_rules(task))
+            elif arm == SPARSE_GRADIENT:
+                self.handle = sdgp.attach(model, "2:4", skip=task.skip)
+            elif way == CONTROL:
+                self.handle = both_ways.attach(model, example, kernels="dense", **_rules(task))
         self.run: Callable[..., Tensor] = self.model
         if way == COMPILED:
             # Batches of sentences differ in length: one program for all of them.
@@ -157,11 +159,20 @@ def fused(made: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return cast(Any, kind)(parameters, **{**options, "fused": True})
 
 
-class Bench:
-    """Measures cells; `without` names arms, or ways of them, to leave out."""
+def _rules(task: Any) -> dict[str, Any]:
+    return {"skip": task.skip, "eligibility": task.eligibility}
 
-    def __init__(self, without: Sequence[str] = ()) -> None:
-        self.without = without
+
+class Bench:
+    """Measures cells.
+
+    Args:
+        without: Arms, or ways of them, to leave out.
+        criterion: That sparse arms are pruned by; "auto" is what `twofour.prune` chooses.
+    """
+
+    def __init__(self, without: Sequence[str] = (), criterion: str = "auto") -> None:
+        self.without, self.criterion = without, criterion
 
     def __call__(self, cell: dict[str, object]) -> Record:
         """Train every arm of one cell."""
@@ -189,6 +200,7 @@ class Bench:
             "data": data / epochs,
             "metric": metrics,
             "metric_name": metric.name,
+            "criterion": self.criterion,
             "held_out": f"{metric.held_out} {metric.of}",
             "ways": {name: arm.way for name, arm in arms.items()},
             "plans": {name: str(arm.handle.plan) for name, arm in arms.items() if arm.handle is not None},
@@ -203,6 +215,15 @@ class Bench:
             load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         )
 
+    def _start(self, task: Any, arm: str) -> nn.Module:
+        """Return the net that an arm trains again."""
+        model: nn.Module = task.network(0)
+        if arm != DENSE:
+            pattern = "2:4-transposable" if arm == KEPT else "2:4"
+            data = None if self.criterion == "magnitude" else task.calibration()
+            twofour.prune(model.eval(), pattern, criterion=self.criterion, data=data, progress=False, **_rules(task))
+        return model
+
     def _arms(
         self, task: Any, name: str, dtype: torch.dtype, batches: Sequence[tuple[Any, Any]], steps: int
     ) -> tuple[dict[str, Trainee], dict[str, object]]:
@@ -211,18 +232,20 @@ class Bench:
         setup: dict[str, dict[str, float]] = {}
         missing: dict[str, str] = {}
         for arm, ways in ARMS[name].items():
-            for way in ways:
-                if arm in self.without or way in self.without:
-                    continue
+            wanted = [way for way in ways if arm not in self.without and way not in self.without]
+            begin = time.perf_counter()
+            start = self._start(task, arm) if wanted else None
+            pruning = time.perf_counter() - begin
+            for way in wanted:
                 begin = time.perf_counter()
                 try:
-                    trainee = Trainee(task, arm, way, dtype, batches[0][0], steps)
+                    trainee = Trainee(task, copy.deepcopy(start), arm, way, dtype, batches[0][0], steps)
                     trainee.tried(batches)
                 except Exception as error:  # a way that cannot is a finding, not an end of the run
                     missing[f"{arm}: {way}"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
                     continue
                 made[arm, way] = trainee
-                setup.setdefault(arm, {})[way] = time.perf_counter() - begin
+                setup.setdefault(arm, {})[way] = pruning + time.perf_counter() - begin
         if DENSE not in setup:
             raise MeasureError("there is no dense arm to compare with", got=str(missing), wanted="one way of it")
         samples: dict[tuple[str, str], list[float]] = {key: [] for key in made}
@@ -339,7 +362,7 @@ def tried(record: Record) -> str:
     meta = cast("Mapping[str, Any]", record.meta)
     ways = (f"{arm}: {way} {s * 1e3:.0f} ms" for arm, found in meta["trial"].items() for way, s in found.items())
     lost = (f"not built: {name}: {why}" for name, why in meta["missing"].items())
-    return "; ".join((*ways, *lost))
+    return "; ".join((f"sparse arms pruned by {meta['criterion']}", *ways, *lost))
 
 
 def show(found: Sequence[Record], console: Console) -> None:
