@@ -169,17 +169,24 @@ class LowBits:
         """
         encoding = self.widths.inputs
         assert encoding is not None
-        (least, most), rounded = encoding.bounds, self._round()
+        (least, most), rounded = encoding.bounds, self.round()
         if self.static:
-            count = math.prod(x.shape[-3 if isinstance(module, nn.Conv2d) else -1 :])
-            step = scaled_gradient(cast(Tensor, module.input_step), (max(count, 1) * max(most, 1)) ** -0.5)
-            step, zero = step.abs().clamp(min=TINY), cast(Tensor, module.input_zero)
-            return nearest(x * (1 / step), rounded, least - zero, most - zero), step
+            step, below, above = self.learned_range(module, x)
+            return nearest(x * (1 / step), rounded, below, above), step
         scale, zero = self._spread(x.detach(), images=isinstance(module, nn.Conv2d))
         below, above = least - zero, most - zero
         return straight(x * (1 / scale), lambda t: torch.minimum(torch.maximum(rounded(t), below), above)), scale
 
-    def _round(self) -> Callable[[Tensor], Tensor]:
+    def learned_range(self, module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the learned step of inputs, and their least and greatest whole number less the zero point."""
+        encoding = self.widths.inputs
+        assert encoding is not None and self.static
+        (least, most), zero = encoding.bounds, cast(Tensor, module.input_zero)
+        count = math.prod(x.shape[-3 if isinstance(module, nn.Conv2d) else -1 :])
+        step = scaled_gradient(cast(Tensor, module.input_step), (max(count, 1) * max(most, 1)) ** -0.5)
+        return step.abs().clamp(min=TINY), least - zero, most - zero
+
+    def round(self) -> Callable[[Tensor], Tensor]:
         """Return how quotients become levels, as kernels/quantization.py does: bipolar halves go up."""
         encoding = self.widths.inputs
         assert encoding is not None

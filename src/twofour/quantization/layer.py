@@ -14,7 +14,8 @@ from torch.nn import functional
 
 from twofour.errors import QuantizationError
 from twofour.layers import CARRIED, put_over, take_off
-from twofour.native.surroundings import by_operators
+from twofour.native.surroundings import by_operators, has_tangent
+from twofour.quantization import trained
 from twofour.quantization.carried import BUFFERS, STEPS, LowBits, over
 from twofour.quantization.reference import integer_product
 from twofour.quantization.stamps import has_changed, stamp_of
@@ -55,6 +56,8 @@ class LowBitConv2d(nn.Conv2d):
         """
         answer = _by_kernels(self, input)
         answer = _answer(self, input, math.prod(self.weight.shape[1:])) if answer is None else answer
+        if self.training:
+            return answer
         last = input.ndim == 4 and not input.is_contiguous()
         last = last and input.is_contiguous(memory_format=torch.channels_last)
         return answer.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
@@ -76,6 +79,8 @@ def _answer(module: Layer, x: Tensor, count: int) -> Tensor:
     _require_steps(module, held)
     weight, scales = held.weight(module)
     image = isinstance(module, nn.Conv2d)
+    if module.training and not (held.whole or held.group or _is_followed(x)):
+        return _trained(module, held, x, weight, scales)
     if held.group:
         y = _of_groups(module, held, x.float(), weight, scales)
         return (y if module.bias is None else y + module.bias.float()).to(x.dtype)
@@ -89,6 +94,30 @@ def _answer(module: Layer, x: Tensor, count: int) -> Tensor:
     scale = scales.view(axes) if held.widths.inputs is None else scale * scales.view(axes)
     y = y * scale
     return (y if module.bias is None else y + module.bias.float().view(axes)).to(x.dtype)
+
+
+def _trained(module: Layer, held: LowBits, x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    """Return the same of a layer that is trained, in bfloat16 where autocast says so: see trained.py."""
+    dtype = trained.computing_type(x)
+    axes = (-1, 1, 1) if isinstance(module, nn.Conv2d) else (-1,)
+    token = None
+    if held.widths.inputs is None:
+        levels = x.to(dtype)
+    elif held.static:
+        token, least, most = held.learned_range(module, x)
+        levels = trained.levels(x, token, held.round(), least, most, dtype)
+    else:
+        levels, token = held.input(module, x.float())
+        levels = levels.to(dtype)
+    sums = _product(module, levels, trained.tied(weight, scales, dtype, trained.layout_of(module.weight)))
+    factor = scales.view(axes) if token is None else token * scales.view(axes)
+    bias = None if module.bias is None else module.bias.float().view(axes)
+    return trained.scaled(sums, factor, bias, x.dtype if dtype is torch.float32 else dtype)
+
+
+def _is_followed(x: Tensor) -> bool:
+    """Tell whether a call goes by its operators alone: traced, inside a transform of torch.func, on shapes alone."""
+    return x.is_meta or by_operators() or peek_interpreter_stack() is not None or has_tangent(x)
 
 
 def _require_floats(x: Tensor) -> None:
