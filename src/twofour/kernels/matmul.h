@@ -64,8 +64,8 @@ struct Matmul {
   // it leaves as y_type says. `marked`: so are the rows of x.
   const CodedAnswer* coded = nullptr;
   bool marked = false;
-  // Inputs from `split` on, a multiple of 16, stand in rows of their own, (tokens, in_features - split); null: all are in x.
-  // Float32 products of 2:4 read them there.
+  // Inputs from `split` on, a multiple of 16 (bfloat16: 32), stand in rows of their own, (tokens, in_features - split), of x's type;
+  // null: all are in x. Products of 2:4 in float32, bfloat16 and int8 read them there, but for those of AMX.
   const void* more = nullptr;
   int64_t split = 0, more_stride = 0;
 };

@@ -73,11 +73,11 @@ TWOFOUR_NOINLINE void pair_inputs(const Matmul& a, int64_t first, int used, int6
 // Inputs [k0, k1) of the panel from token `first` on -> T; tokens and inputs past the end become zero.
 template <Type type>
 TWOFOUR_NOINLINE void transpose_inputs(const Matmul& a, int64_t first, int used, int64_t k0, int64_t k1, float* to) {
-  const int64_t x_bytes = a.x_stride * (type == Type::f32 ? 4 : 2), stride = used * Lanes::width;
+  const int64_t stride = used * Lanes::width;
   for (int u = 0; u < used; u++) {
     const int64_t token = first + u * Lanes::width, tokens = a.tokens - token;
     for (int64_t k = k0; k < k1; k += 32) {
-      const char* x = element(a.x, type, token * a.x_stride + k);
+      const auto [x, x_bytes] = inputs_at(a, type, token, k);
       const int64_t inputs = a.in_features - k;
       __m512 t[16];
       TWOFOUR_UNROLL

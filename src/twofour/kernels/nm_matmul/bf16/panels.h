@@ -8,8 +8,8 @@
 
 #include <cstring>
 
+#include "inputs.h"
 #include "kernels/layouts/panels.h"
-#include "kernels/real_vectors.h"
 
 namespace {
 
@@ -88,13 +88,14 @@ struct FloatPanel {
 template <class P, Type type>
 TWOFOUR_NOINLINE void pack_panel_of(const Matmul& a, int64_t first, int used, int64_t k0, int64_t k1, float* panel) {
   using V = typename P::V;
-  const int64_t stride = panel_stride(used) * V::width, x_bytes = a.x_stride * (type == Type::f32 ? 4 : 2);
+  const int64_t stride = panel_stride(used) * V::width, columns_step = a.x_stride * (type == Type::f32 ? 4 : 2);
   for (int u = 0; u < used; u++) {
     const int64_t token = first + u * V::width, tokens = a.tokens - token;
     for (int64_t k = k0; k < k1; k += P::inputs_at_once) {
       float* to = panel + k / 4 * P::group_rows * stride + u * V::width;
       const int64_t inputs = a.in_features - k;
-      const char* x = element(a.x, type, a.columns ? k * a.x_stride + token : token * a.x_stride + k);
+      const auto [x, x_bytes] = a.columns ? InputsAt{element(a.x, type, k * a.x_stride + token), columns_step}
+                                          : inputs_at(a, type, token, k);
       if (a.columns)
         for (int i = 0; i < P::inputs_at_once; i++)
           V::store_aligned(to + i * stride, i < inputs ? load_rounded<V>(x + i * x_bytes, type, tokens) : V::zero());

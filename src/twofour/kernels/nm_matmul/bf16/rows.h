@@ -8,9 +8,9 @@
 
 #include <cstring>
 
+#include "inputs.h"
 #include "kernels/layouts/rows.h"
 #include "kernels/row_shape.h"
-#include "kernels/real_vectors.h"
 
 namespace {
 
@@ -163,7 +163,7 @@ TWOFOUR_NOINLINE void copy_tokens(const Matmul& a, int64_t first, int64_t tokens
   for (int64_t t = 0; t < tokens; t++)
     for (int64_t k = 0; k < inputs; k += V::width) {
       const int64_t left = a.in_features - k;
-      const char* from = element(a.x, a.x_type, (first + t) * a.x_stride + k);
+      const char* from = inputs_at(a, a.x_type, first + t, k).x;
       G::write(pieces, left > 0 ? load_rounded<V>(from, a.x_type, left) : V::zero());
       TWOFOUR_UNROLL
       for (int i = 0; i < V::width / 4; i++)

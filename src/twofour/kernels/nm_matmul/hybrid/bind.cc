@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "hybrid.h"
-#include "kernels/layouts/layout.h"
+#include "kernels/layouts/packed_regions.h"
 #include "kernels/product_operands.h"
 #include "kernels/products.h"
 #include "native/binding.h"
@@ -16,18 +16,8 @@ constexpr HybridMatmulKernel kHybridMatmulKernels[] = {
 #undef TWOFOUR_ROW
 };
 
-constexpr size_t kPrefix = sizeof("hybrid_") - 1;  // of a layout's name, before that of the 2:4 weight in it
-
 // What holds of all bytes that packing writes: sizes alone; which groups are dense each call looks at.
-void require_regions(const RowBase& row, const PackedWeight& packed) {
-  const WeightShape shape = packed.shape();
-  packed.require_sound(packed.sizes() && shape.in % kGroup == 0 && packed.behind() >= 64);
-  const int64_t dense = *reinterpret_cast<const int32_t*>(packed.bytes());
-  packed.require_sound(0 <= dense && dense <= shape.in / kGroup);
-  const Layout& inner = *layout_called(row.layout + kPrefix);
-  packed.require_sound(HybridPlaces(dense).weight + inner.bytes({shape.out, shape.in + kGroup * dense, 0, false}) ==
-                       packed.behind());
-}
+void require_regions(const RowBase& row, const PackedWeight& packed) { packed.require_sound(regions_fit(packed, row.layout)); }
 
 }  // namespace
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from torch import Tensor
 
@@ -11,9 +12,16 @@ from twofour import native
 from twofour.kernels.base import Prepared
 from twofour.kernels.native_product import NativeProduct
 from twofour.kernels.nm_matmul.hybrid.layout import from_layout, inner_layout, to_layout
+from twofour.kernels.quantization import LARGEST_REDUCTION
 from twofour.packing import HEADER_BYTES, Packed
 from twofour.packing.encodings import Encoding
-from twofour.patterns import Hybrid, Pattern, parse
+from twofour.packing.formats import HybridRows
+from twofour.patterns import NM, Hybrid, Pattern
+
+
+def two_regions(pattern: Pattern) -> TypeGuard[Hybrid]:
+    """Tell whether a pattern is 2:4 with dense groups of inputs, of any share."""
+    return isinstance(pattern, Hybrid) and pattern.regular == NM(2, 4)
 
 
 @dataclass(frozen=True)
@@ -25,7 +33,14 @@ class HybridMatmul(NativeProduct):
 
     def takes(self, pattern: Pattern, encoding: Encoding) -> bool:
         """See `Kernel.takes`: 2:4 and any share of dense groups."""
-        return isinstance(pattern, Hybrid) and pattern.regular == parse("2:4") and encoding.name == self.dtype
+        return two_regions(pattern) and encoding.name == self.dtype
+
+    def refuses(self, packed: Packed) -> str | None:
+        """Return why not, as `NativeProduct.refuses`; of a dense group twice as many values are summed."""
+        form = packed.header.format if self.dtype == "int8" else None
+        if isinstance(form, HybridRows) and 2 * form.kept > LARGEST_REDUCTION:
+            return f"sums of {form.kept} kept inputs may exceed int32; at most {LARGEST_REDUCTION // 2}"
+        return super().refuses(packed)
 
     def prepare(self, weight: Packed | Tensor) -> Prepared:
         """Return a canonical weight of two regions in this row's layout behind a 64-byte header: uint8."""

@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "kernels/layouts/regions.h"
 #include "kernels/nm_matmul/nm_matmul.h"
 #include "native/parallel.h"
 
@@ -10,92 +11,127 @@ namespace twofour {
 namespace {
 
 constexpr int64_t kTokens = 4;  // that a thread's share is a multiple of
-constexpr int64_t kWhole = 16;  // inputs: rows whose number is a multiple are read where they stand
 
-const int32_t* said(const Matmul& args) { return static_cast<const int32_t*>(args.weight); }
+// A row of nm_matmul. Its vectors read so many inputs of a token together, so that those of `more` may stand elsewhere from any
+// multiple on; 0: it reads x alone.
+struct Inner {
+  int64_t (*workspace_bytes)(const Matmul&);
+  void (*run)(const Matmul&);
+  int64_t together;
+};
 
-// Without a weight as many as there may be, so that its workspace is large enough for any.
-int64_t dense_groups(const Matmul& args) { return args.weight == nullptr ? args.in_features / kGroup : said(args)[0]; }
+int64_t bytes_of(Type type) { return type == Type::f32 ? 4 : type == Type::bf16 ? 2 : 1; }
 
-// How x is read: its inputs where they stand, or copied too, where they are not whole vectors.
-bool in_place(const Matmul& args) { return args.in_features % kWhole == 0; }
+// A call on inputs that are widened by those of the dense groups. Behind x stand the latter alone where the row reads `more` and
+// x ends between two of its vectors; else all inputs are copied, those of the dense groups behind the others.
+struct Widening {
+  const Matmul& args;
+  const Regions regions;
+  int64_t dense, size, first, width;
 
-// Inputs of a token that are copied: those of the dense groups, behind all where those are copied too.
-int64_t copied(const Matmul& args) { return kGroup * dense_groups(args) + (in_place(args) ? 0 : args.in_features); }
+  Widening(const Matmul& a, int64_t together) : args(a), regions{static_cast<const char*>(a.weight)}, size(bytes_of(a.x_type)) {
+    // Without a weight as many as there may be, so that its workspace is large enough for any.
+    dense = a.weight == nullptr ? a.in_features / kGroup : regions.dense();
+    first = together > 0 && a.in_features % together == 0 ? 0 : a.in_features;  // inputs that are copied before the others
+    width = first + kGroup * dense;
+  }
+  int64_t bytes() const { return round_up(args.tokens * width * size, 64); }
 
-int64_t copied_bytes(const Matmul& args) { return round_up(args.tokens * copied(args) * 4, 64); }
+  // The product of 2:4 that it comes down to; what is copied stands at the start of the workspace.
+  Matmul call() const {
+    Matmul found = args;
+    found.in_features = args.in_features + kGroup * dense;
+    if (first > 0) found.x = args.workspace, found.x_stride = width;
+    else if (dense > 0) found.more = args.workspace, found.split = args.in_features, found.more_stride = width;
+    if (args.weight != nullptr) found.weight = regions.weight();
+    if (args.workspace != nullptr) found.workspace = static_cast<char*>(args.workspace) + bytes();
+    return found;
+  }
+  // Of `Size` bytes a number.
+  template <int64_t Size>
+  void copy() const {
+    const int32_t* groups = regions.groups();
+    parallel_for(args.tokens, kTokens, args.threads, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; t++) {
+        const char* from = static_cast<const char*>(args.x) + t * args.x_stride * Size;
+        char* to = static_cast<char*>(args.workspace) + t * width * Size;
+        if (first > 0) std::memcpy(to, from, static_cast<size_t>(first * Size));
+        for (int64_t g = 0; g < dense; g++)
+          std::memcpy(to + (first + g * kGroup) * Size, from + groups[g] * kGroup * Size, kGroup * Size);
+      }
+    });
+  }
+};
 
-// The product of 2:4 that it comes down to; what is copied stands at the start of the workspace.
-Matmul widened(const Matmul& args) {
-  const HybridPlaces places(dense_groups(args));
-  Matmul found = args;
-  found.in_features = args.in_features + kGroup * places.dense;
-  if (in_place(args) && places.dense > 0)
-    found.more = args.workspace, found.split = args.in_features, found.more_stride = copied(args);
-  if (!in_place(args)) found.x = args.workspace, found.x_stride = copied(args);
-  if (args.weight != nullptr) found.weight = static_cast<const char*>(args.weight) + places.weight;
-  if (args.workspace != nullptr) found.workspace = static_cast<char*>(args.workspace) + copied_bytes(args);
-  return found;
+int64_t widened_workspace(const Matmul& args, const Inner& inner) {
+  const Widening wide(args, inner.together);
+  return wide.bytes() + inner.workspace_bytes(wide.call());
 }
 
-int64_t widened_workspace(const Matmul& args, int64_t (*inner)(const Matmul&)) {
-  return copied_bytes(args) + inner(widened(args));
-}
-
-void copy_inputs(const Matmul& args) {
-  const int32_t* groups = said(args) + 1;
-  const int64_t dense = dense_groups(args), first = in_place(args) ? 0 : args.in_features;
-  parallel_for(args.tokens, kTokens, args.threads, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; t++) {
-      const float* from = x_of(args) + t * args.x_stride;
-      float* to = static_cast<float*>(args.workspace) + t * copied(args);
-      if (first > 0) std::memcpy(to, from, static_cast<size_t>(first) * 4);
-      for (int64_t g = 0; g < dense; g++) std::memcpy(to + first + g * kGroup, from + groups[g] * kGroup, kGroup * 4);
-    }
-  });
-}
-
-void run_widened(const Matmul& args, void (*inner)(const Matmul&)) {
-  const int32_t* groups = said(args) + 1;
-  for (int64_t g = 0; g < dense_groups(args); g++)
-    if (groups[g] < 0 || groups[g] >= args.in_features / kGroup) {
-      *args.damaged = true;
-      return;
-    }
-  copy_inputs(args);
-  inner(widened(args));
+void run_widened(const Matmul& args, const Inner& inner) {
+  const Widening wide(args, inner.together);
+  if (!wide.regions.sound(args.in_features)) {
+    *args.damaged = true;
+    return;
+  }
+  if (wide.size == 4) wide.copy<4>();
+  else if (wide.size == 2) wide.copy<2>();
+  else wide.copy<1>();
+  inner.run(wide.call());
 }
 
 }  // namespace
 
-#define TWOFOUR_HYBRID(row)                                                                                             \
+#define TWOFOUR_HYBRID(row, together)                                                                                   \
   int64_t hybrid_matmul_##row##__workspace(const Matmul& args) {                                                        \
-    return widened_workspace(args, nm_matmul_2x4_##row##__workspace);                                                   \
+    return widened_workspace(args, {nm_matmul_2x4_##row##__workspace, nm_matmul_2x4_##row, together});                  \
   }                                                                                                                     \
-  void hybrid_matmul_##row(const Matmul& args) { run_widened(args, nm_matmul_2x4_##row); }
+  void hybrid_matmul_##row(const Matmul& args) {                                                                        \
+    run_widened(args, {nm_matmul_2x4_##row##__workspace, nm_matmul_2x4_##row, together});                               \
+  }
 
-TWOFOUR_HYBRID(f32_panels__scalar)
-TWOFOUR_HYBRID(f32_pairs__scalar)
-TWOFOUR_HYBRID(f32_rows__scalar)
+TWOFOUR_HYBRID(f32_panels__scalar, 16)
+TWOFOUR_HYBRID(f32_pairs__scalar, 16)
+TWOFOUR_HYBRID(f32_rows__scalar, 16)
+TWOFOUR_HYBRID(int8_rows__scalar, 16)
+TWOFOUR_HYBRID(bf16_panels__scalar, 32)
+TWOFOUR_HYBRID(bf16_rows__scalar, 32)
 #ifdef TWOFOUR_X86
-TWOFOUR_HYBRID(f32_panels__avx2)
-TWOFOUR_HYBRID(f32_panels_blocked__avx2)
-TWOFOUR_HYBRID(f32_pairs__avx2)
-TWOFOUR_HYBRID(f32_pairs_blocked__avx2)
-TWOFOUR_HYBRID(f32_rows__avx2)
-TWOFOUR_HYBRID(f32_panels__avx512)
-TWOFOUR_HYBRID(f32_panels_blocked__avx512)
-TWOFOUR_HYBRID(f32_panels_narrow__avx512)
-TWOFOUR_HYBRID(f32_pairs__avx512)
-TWOFOUR_HYBRID(f32_pairs_blocked__avx512)
-TWOFOUR_HYBRID(f32_rows__avx512)
-TWOFOUR_HYBRID(f32_rows_near__avx512)
-TWOFOUR_HYBRID(f32_rows_spread__avx512)
+TWOFOUR_HYBRID(f32_panels__avx2, 16)
+TWOFOUR_HYBRID(f32_panels_blocked__avx2, 16)
+TWOFOUR_HYBRID(f32_pairs__avx2, 16)
+TWOFOUR_HYBRID(f32_pairs_blocked__avx2, 16)
+TWOFOUR_HYBRID(f32_rows__avx2, 16)
+TWOFOUR_HYBRID(f32_panels__avx512, 16)
+TWOFOUR_HYBRID(f32_panels_blocked__avx512, 16)
+TWOFOUR_HYBRID(f32_panels_narrow__avx512, 16)
+TWOFOUR_HYBRID(f32_pairs__avx512, 16)
+TWOFOUR_HYBRID(f32_pairs_blocked__avx512, 16)
+TWOFOUR_HYBRID(f32_rows__avx512, 16)
+TWOFOUR_HYBRID(f32_rows_near__avx512, 16)
+TWOFOUR_HYBRID(f32_rows_spread__avx512, 16)
+TWOFOUR_HYBRID(bf16_panels__avx2, 32)
+TWOFOUR_HYBRID(bf16_rows__avx2, 32)
+TWOFOUR_HYBRID(bf16_panels__avx512_bf16, 32)
+TWOFOUR_HYBRID(bf16_rows__avx512_bf16, 32)
+TWOFOUR_HYBRID(bf16_rows_near__avx512_bf16, 32)
+TWOFOUR_HYBRID(bf16_panels__avx512, 32)
+TWOFOUR_HYBRID(bf16_rows__avx512, 32)
+TWOFOUR_HYBRID(int8_rows__avx2, 16)
+TWOFOUR_HYBRID(int8_rows__avx_vnni, 16)
+TWOFOUR_HYBRID(int8_rows__avx512_vnni, 16)
+TWOFOUR_HYBRID(bf16_tiles__amx, 0)
+TWOFOUR_HYBRID(int8_tiles__amx, 0)
 #endif
 #ifdef TWOFOUR_ARM
-TWOFOUR_HYBRID(f32_panels__neon)
-TWOFOUR_HYBRID(f32_pairs__neon)
-TWOFOUR_HYBRID(f32_rows__neon)
+TWOFOUR_HYBRID(f32_panels__neon, 16)
+TWOFOUR_HYBRID(f32_pairs__neon, 16)
+TWOFOUR_HYBRID(f32_rows__neon, 16)
+TWOFOUR_HYBRID(bf16_panels__neon, 32)
+TWOFOUR_HYBRID(bf16_rows__neon_bf16, 32)
+TWOFOUR_HYBRID(bf16_rows__neon, 32)
+TWOFOUR_HYBRID(int8_rows__neon_i8mm, 16)
+TWOFOUR_HYBRID(int8_rows__neon_dotprod, 16)
 #endif
 
 #undef TWOFOUR_HYBRID

@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "kernels/matmul.h"
-#include "native/integers.h"
 #include "native/table.h"
 
 namespace twofour {
@@ -18,15 +17,5 @@ struct HybridMatmulKernel : MatmulKernel {};
   void symbol(const Matmul& args);
 #include "hybrid.inc"
 #undef TWOFOUR_ROW
-
-constexpr int64_t kGroup = 4;
-
-// The bytes behind the header: how many groups are dense, int32, their numbers, ascending, int32 each, filled up to 64 bytes;
-// then the weight (out, in + 4 dense) in a layout of 2:4.
-struct HybridPlaces {
-  int64_t dense, weight;
-
-  explicit HybridPlaces(int64_t dense_groups) : dense(dense_groups), weight(round_up(4 * (1 + dense_groups), 64)) {}
-};
 
 }  // namespace twofour

@@ -16,8 +16,8 @@ from twofour.packing.formats import HybridRows
 from twofour.packing.formats.indices import encode
 from twofour.patterns import NM, Hybrid, parse
 
-PREFIX = "hybrid_"
-"""Before the name of the layout of 2:4 that stands in one of two regions."""
+PREFIX = "dual_"
+"""Before the name of the layout of 2:4 that stands in one of two regions; 16 letters of a header hold both."""
 
 GROUP = 4
 """Inputs of a group of 2:4."""

@@ -115,17 +115,24 @@ inline int64_t piece_first(int64_t p, int64_t pieces, int64_t count) {
 template <class V>
 inline void copy_octets(const Matmul& a, int64_t first, int64_t tokens, uint8_t* to, Range* ranges) {
   const bool bytes = a.x_type != Type::f32 && a.x_type != Type::bf16;
+  const int64_t here = inputs_in_x(a);
   int64_t k = 0;
   if constexpr (V::width == 16)
     if (bytes && tokens == 8) {
       const auto* from = static_cast<const uint8_t*>(a.x) + first * a.x_stride;
-      for (; k + 64 <= a.in_features; k += 64) V::turn_octets(from + k, a.x_stride, to + k * tokens);
+      for (; k + 64 <= here; k += 64) V::turn_octets(from + k, a.x_stride, to + k * tokens);
     }
-  Matmul rest = a;  // the inputs from k on
-  rest.in_features -= k;
+  Matmul rest = a;  // the inputs of x from k on
+  rest.in_features = here - k;
   if (bytes) rest.x = static_cast<const uint8_t*>(a.x) + k;
   for (int64_t t = 0; t < tokens; t++)
     ranges[t] = copy_token<V>(rest, first + t, to + k * tokens + t * 8, tokens * 8);
+  if (a.more == nullptr) return;
+  rest.x = a.more, rest.x_stride = a.more_stride, rest.in_features = a.in_features - here;
+  for (int64_t t = 0; t < tokens; t++) {  // in the range of the whole token
+    rest.quantization.dynamic = false, rest.quantization.x_scale = ranges[t].scale, rest.quantization.x_zero = ranges[t].zero;
+    copy_token<V>(rest, first + t, to + here * tokens + t * 8, tokens * 8);
+  }
 }
 
 template <class V>
