@@ -64,7 +64,8 @@ def by_row(kernel: Kernel) -> CompiledLinear:
 def by_conv_row(kernel: ConvKernel) -> CompiledConv:
     """Return a convolution that runs on one row."""
     geometry, weight = Geometry(16, 16, (1, 1)), CONV[0].weight.detach()[:, :, :1, :1].contiguous()
-    given = pack(weight, "block:4x4@0", axis=1) if kernel.pattern == "block" else weight
+    pattern = {"block": "block:4x4@0", "hybrid": "2:4+25%"}.get(kernel.pattern)
+    given = pack(weight, pattern, axis=1) if pattern else weight
     prepared = PreparedWeights([kernel.prepare(given, geometry, (1, 8, 8))])
     return CompiledConv("conv", ConvProblem.of(geometry), read_dispatch(f"*={kernel.name}"), prepared, torch.ones(16))
 

@@ -24,7 +24,8 @@ from twofour.kernels.fold import fold_batch_norm
 from twofour.packing import pack
 from twofour.patterns import parse
 
-OF_BLOCKS = "block:2x4@0.5"
+OF_MANY = {"block": "block:2x4@0.5", "hybrid": "2:4+25%"}
+"""A pattern of the rows that take many."""
 BLOCKS = next(row.name for row in convolutions() if row.sparse and "_1x1_" not in row.name)
 POINTWISE = next(row.name for row in convolutions() if "_1x1_" in row.name)
 DENSE = next(row.name for row in convolutions() if not row.sparse)
@@ -61,7 +62,7 @@ def image(*sizes: int) -> Tensor:
 
 def compiled(name: str, module: nn.Conv1d | nn.Conv2d, activation: str = "none") -> CompiledConv:
     geometry, weight, row = Geometry.of(module), module.weight.detach(), find(name, ConvKernel)
-    packed = pack(weight, OF_BLOCKS, axis=1) if row.pattern == "block" else weight
+    packed = pack(weight, OF_MANY[row.pattern], axis=1) if row.pattern in OF_MANY else weight
     prepared = PreparedWeights([row.prepare(packed, geometry)])
     problem, dispatch = ConvProblem.of(geometry, activation), read_dispatch(f"*={name}")
     return CompiledConv("layer", problem, dispatch, prepared, module.bias, dimensions=weight.ndim - 2)
@@ -105,7 +106,7 @@ def test_without_an_example_convolutions_stay_and_the_plan_says_why() -> None:
 )
 def test_conv1d_copies_and_pickles(row) -> None:
     module = nn.Conv1d(16, 8, 1)
-    rule = parse(OF_BLOCKS if row.pattern == "block" else "2:4")
+    rule = parse(OF_MANY.get(row.pattern, "2:4"))
     module.weight.data = rule.project(module.weight[..., 0], absolute=True)[..., None] * module.weight
     layer, x = compiled(row.name, module), image(2, 16, 9)
     want = module(x)
@@ -206,7 +207,7 @@ def test_candidates_and_choices() -> None:
     found, because = conv_candidates(sparse, geometry, parse("1:4"), "")
     assert "nm_conv" in {kernel.operation for kernel in found} and because == ""
     found, because = conv_candidates(sparse, geometry, parse("4:8"), "")
-    assert because == "4:8: the convolutions' kernels read 2:4"
+    assert because == "4:8: the convolutions' kernels read 2:4 or 2:4 with dense groups"
     times = {BLOCKS: 2.0, DENSE: 1.0}
     assert (pick(times, "fast").name, pick(times, "small").name) == (DENSE, BLOCKS)
 

@@ -23,7 +23,7 @@ from twofour.kernels.conv import ConvProblem, Geometry
 from twofour.kernels.dense_conv import direct_rows, winograd_rows
 from twofour.kernels.dense_matmul import native_dense_rows
 from twofour.kernels.epilogue import Epilogue
-from twofour.kernels.nm_conv.cpu import native_conv_rows
+from twofour.kernels.nm_conv.cpu import hybrid_conv_rows, native_conv_rows
 from twofour.kernels.nm_conv_gradient import DataGradient, conv_gradient_rows
 from twofour.kernels.nm_gradient import MODES, nm_gradient, nm_gradient_packed
 from twofour.kernels.nm_matmul import native_rows
@@ -159,6 +159,14 @@ def _convolutions() -> None:
                     None,
                     ConvProblem.of(geometry),
                 )
+        rule = parse("2:4+25%")
+        regions = torch.randn(8, *geometry.kernel, each)
+        regions = (regions * rule.project(regions, absolute=True)).movedim(-1, 1)
+        for row in hybrid_conv_rows():
+            if row.refuses(geometry) is None:
+                prepared = row.prepare(pack(regions, rule, axis=1), geometry)
+                row.run(torch.randn(2, geometry.in_channels, 5, 6), prepared, None, ConvProblem.of(geometry))
+                row.restore(prepared)
 
 
 def _attention() -> None:

@@ -15,6 +15,7 @@ from twofour.errors import KernelError
 from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry, Images
 from twofour.kernels.conv_chain import ConvChain, Link
 from twofour.kernels.table import convolutions
+from twofour.packing import pack
 
 ROWS = [row for row in convolutions() if row.device == "cpu" and row.native_convolution is not None and not row.close]
 SETS = sorted({row.isa for row in ROWS})
@@ -31,7 +32,8 @@ def link(row: ConvKernel, geometry: Geometry, activation: str = "none", bias: bo
     if row.sparse:
         weight[:, 1::4] = weight[:, 2::4] = 0
     shift = draw(geometry.out_channels, seed=seed + 1) if bias else None
-    return Link(row, row.prepare(weight, geometry), shift, ConvProblem.of(geometry, activation))
+    given = pack(weight, "2:4+25%", axis=1) if row.pattern == "hybrid" else weight
+    return Link(row, row.prepare(given, geometry), shift, ConvProblem.of(geometry, activation))
 
 
 def rows_of(isa: str) -> list[ConvKernel]:

@@ -46,7 +46,8 @@ def convolution_of(kernel) -> CompiledConv:
     weight = torch.randn(32, channels // groups, *taps)
     if groups == 1:
         weight *= (torch.arange(64) % 4 < 2)[:, None, None]
-    given = pack(weight, "block:4x4@0", axis=1) if kernel.pattern == "block" else weight
+    pattern = {"block": "block:4x4@0", "hybrid": "2:4+25%"}.get(kernel.pattern)
+    given = pack(weight, pattern, axis=1) if pattern else weight
     prepared = PreparedWeights([kernel.prepare(given, geometry, (1, 4, 4))])
     return CompiledConv("fc", ConvProblem.of(geometry), read_dispatch(f"*={kernel.name}"), prepared, torch.zeros(32))
 

@@ -554,16 +554,26 @@ def block_product(row: Kernel) -> None:
 
 
 def hybrid_product(row: Kernel) -> None:
-    """Inputs that are whole vectors and others, no dense groups, some and all, tokens of every kind of panel."""
-    for text, (out, columns) in itertools.product(("2:4+1%", "2:4+25%", "2:4+99%"), ((48, 128), (39, 76), (3, 4))):
+    """Inputs that are whole vectors of some types, of all and of none; no dense groups, some and all."""
+    low, whole = row.dtype == "bfloat16", Quantization(0.02, 117)
+    cases = (("2:4+25%", 48, 128), ("2:4+25%", 33, 144), ("2:4+1%", 39, 76), ("2:4+50%", 39, 76), ("2:4+99%", 48, 128))
+    for text, out, columns in (*cases, ("2:4+1%", 3, 4), ("2:4+99%", 3, 4)):
         rule, weight = parse(text), random(out, columns)
         packed = pack(weight * rule.project(weight, absolute=True), rule, row.dtype)
         prepared = row.prepare(packed)
-        for x, bias, count in calls(out, columns, most=65):
+        for x, bias, count in calls(out, columns, low or row.dtype == "int8", 65):
             with threads(2 if len(x) == 33 else count):
                 y = row.run(x, prepared, bias, Problem(out))
-            assert_product(y, x, packed.unpack(), bias, False)
-        assert torch.equal(prepared.restore().values, packed.values)
+            if row.dtype == "int8":
+                assert torch.equal(y, nm_matmul_int8_reference(x, packed, bias))
+            else:
+                assert_product(y, x.bfloat16() if low else x, packed.unpack(), bias, low and x.dtype is torch.bfloat16)
+        for tokens in (5, 8) if row.dtype == "int8" else ():
+            x = torch.randint(0, 256, (tokens, columns), dtype=torch.uint8)
+            y = row.run(x, prepared, None, Problem(out, quantization=whole))
+            assert torch.equal(y, nm_matmul_int8_reference(x, packed, None, whole))
+        found = prepared.restore()
+        assert torch.equal(found.values, packed.values) and torch.equal(found.indices, packed.indices)
 
 
 def bits_product(row: Kernel) -> None:
@@ -638,6 +648,28 @@ def convolution(row: ConvKernel) -> None:
     assert swept
 
 
+def hybrid_convolution(row: ConvKernel) -> None:
+    """Dense groups at some places of the kernel and at nearly all; tiles of one tap and of several."""
+    swept = 0
+    for geometry, (images, height, width) in GEOMETRIES:
+        text = "2:4+90%" if swept % 2 else "2:4+10%"
+        if row.refuses(geometry) is None:
+            swept += 1
+            rule, size = parse(text), (geometry.out_channels, *geometry.kernel, geometry.in_channels)
+            last, bias = random(*size), random(geometry.out_channels, seed=1)
+            weight = (last * rule.project(last, absolute=True)).movedim(-1, 1).contiguous()
+            x, prepared = (
+                random(images, geometry.in_channels, height, width),
+                row.prepare(pack(weight, rule, axis=1), geometry),
+            )
+            for count in THREADS:
+                with threads(count):
+                    y = row.run(x, prepared, bias if count % 2 else None, ConvProblem.of(geometry))
+                assert_convolution(y, x, weight, bias if count % 2 else None, geometry)
+            assert torch.equal(prepared.restore().unpack(), weight)
+    assert swept
+
+
 DRIVERS: dict[str, Callable] = {
     **{drive.__name__: drive for drive in (nm_mask, nm_tiles, nm_nonzero, nm_ties, nm_stripes, nm_compress)},
     **{drive.__name__: drive for drive in (nm_unbiased, nm_gradient, nm_conv_gradient, nm_sddmm)},
@@ -652,6 +684,7 @@ DRIVERS: dict[str, Callable] = {
         "bits_conv": bits_convolution,
         "dense_matmul": product,
         "nm_conv": convolution,
+        "hybrid_conv": hybrid_convolution,
         "block_conv": block_convolution,
         "dense_conv": convolution,
     },

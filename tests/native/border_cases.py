@@ -30,6 +30,7 @@ from twofour.kernels.nm_conv.layout import to_conv_layout
 from twofour.kernels.nm_matmul import native_rows
 from twofour.kernels.nm_matmul.hybrid import hybrid_rows
 from twofour.packing import layout_header
+from twofour.patterns import parse
 
 Call = tuple[str, Callable[..., Any], list[Any]]
 
@@ -240,6 +241,13 @@ def products(scale: int) -> Iterator[Call]:
             EXT.nm_conv,
             [row.index, image, to_conv_layout(weight, geometry), bias[:12], answer.clone(), answer, 1, *axes, 1, 1],
         )
+    rule = parse("2:4+25%")
+    regions = torch.randn(12, 3, 3, 8)
+    regions = (regions * rule.project(regions, absolute=True)).movedim(-1, 1)
+    for row in native.rows("hybrid_conv"):
+        moved = to_conv_layout(regions, geometry, rule)
+        given = [row.index, image, moved, bias[:12], answer.clone(), answer, 1, *axes, 1, 1]
+        yield row.isa, EXT.hybrid_conv, given
     for row in (*direct_rows(), *winograd_rows()):
         moved = row.prepare(weight, geometry).tensor
         yield (

@@ -12,6 +12,7 @@ KERNELS = (
     "twofour::nm_",
     "twofour::bits_",
     "twofour::block_",
+    "twofour::hybrid_",
     "twofour::depthwise_",
     "twofour::recurrent_",
     "twofour::squeeze_excite_",

@@ -34,6 +34,7 @@ WRITTEN = {
         "block_matmul": (4,),
         "dense_matmul": (4,),
         "nm_conv": (5,),
+        "hybrid_conv": (5,),
         "dense_int4_pack": (0,),
     },
     **{"layout_pack": (0,), "layout_unpack": (1, 2, 3, 4), "layout_refill": (0,), "attention": (4,), "norm": (4,)},

@@ -28,6 +28,9 @@ from twofour.patterns import Pattern
 LIBRARY_CALL = 1e-5
 """Seconds that a library's call takes more in a recorded run than one of ours: both are measured through Python."""
 
+_READ = {"block": "blocks", "hybrid": "2:4 with dense groups"}
+"""What rows of the forms of many patterns read."""
+
 MOST_COPIES = 16
 """Copies of a weight that one candidate rotates over, at most: packing each takes time."""
 
@@ -129,7 +132,7 @@ def conv_candidates(
     taking = [kernel for kernel in sparse if kernel.takes(pattern)]
     if not taking:
         able = [kernel for kernel in sparse if kernel.refuses(geometry) is None] or sparse
-        read = dict.fromkeys("blocks" if kernel.form is None else kernel.form.name for kernel in able)
+        read = dict.fromkeys(_READ.get(kernel.pattern, kernel.pattern) for kernel in able)
         return dense, f"{pattern.name}: the convolutions' kernels read {' or '.join(read)}"
     fitting = [kernel for kernel in taking if kernel.refuses(geometry) is None]
     if not fitting:
@@ -140,7 +143,7 @@ def conv_candidates(
     return (*widest(fitting), *dense), ""
 
 
-def _blocks(weight: Tensor, pattern: Pattern | None, kernels: Sequence[ConvKernel]) -> Packed | None:
+def _packed(weight: Tensor, pattern: Pattern | None, kernels: Sequence[ConvKernel]) -> Packed | None:
     """Return a weight packed for kernels that read the forms of many patterns: its zeros do not say which is meant."""
     if pattern is None or not any(kernel.sparse and kernel.form is None for kernel in kernels):
         return None
@@ -196,11 +199,11 @@ def choose_conv(
     close = close and memory == "fast"
     kernels, because = conv_candidates(weight, geometry, case.pattern, case.because, close, native_alone=native_alone)
     copies = min(MOST_COPIES, max(1, min(footprint, ROTATED_BYTES) // (weight.numel() * 4)))
-    blocks = _blocks(weight, case.pattern, kernels)
-    key = cache.key(case.text + ("" if blocks is None else f"/{blocks.header.pattern}"), copies)
+    packed = _packed(weight, case.pattern, kernels)
+    key = cache.key(case.text + ("" if packed is None else f"/{packed.header.pattern}"), copies)
 
     def prepare(kernel: ConvKernel) -> Prepared:
-        return kernel.prepare(blocks if blocks is not None and kernel.sparse else weight, geometry, images)
+        return kernel.prepare(packed if packed is not None and kernel.sparse else weight, geometry, images)
 
     def measure() -> tuple[dict[str, float], float]:
         inputs = case.inputs()

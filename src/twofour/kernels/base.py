@@ -31,7 +31,7 @@ class Row(ABC):
     Attributes:
         name: `<operation>_<pattern>_<dtype>_<design>__<hardware>`; hardware stands after the double underscore.
         operation: What it computes: "nm_matmul", "hybrid_matmul", "block_matmul", "dense_matmul", "nm_conv",
-            "block_conv", "dense_conv".
+            "hybrid_conv", "block_conv", "dense_conv".
         pattern: Of the weights it takes, "any" for every N:M, "block" for blocks of every size, "hybrid" for 2:4 and
             any share of dense groups, "dense" for none.
         dtype: Computing type.

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from twofour import native
-from twofour.errors import KernelError
+from twofour.errors import KernelError, PackingError
 from twofour.kernels.base import Prepared, Row
 from twofour.kernels.epilogue import ACTIVATIONS, Epilogue
 from twofour.kernels.operands import require_memory
 from twofour.kernels.problem import MaybeTensor, Problem
-from twofour.packing import Packed, dense_of
+from twofour.packing import Packed, dense_of, pack
 from twofour.patterns import Pattern
 
 Pair = tuple[int, int]
@@ -160,7 +160,10 @@ class PreparedConv(Prepared):
     fitted: dict[Images, Tensor] = field(default_factory=lambda: {}, repr=False)
 
     def again(self, weight: Packed | Tensor) -> PreparedConv:
-        """Return another weight, prepared as this one is."""
+        """Return another weight, prepared as this one is; one of a pattern that its zeros do not say is of the same."""
+        if isinstance(weight, Tensor) and self.kernel.sparse and self.kernel.form is None:
+            held = self.restore()
+            weight = pack(weight, held.header.parsed(), axis=1) if isinstance(held, Packed) else weight
         return self.kernel.prepare(weight, self.geometry, self.images)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -238,6 +241,27 @@ class ConvKernel(Row):
         Raises:
             KernelError: `x` or `other` does not fit.
         """
+
+
+def require_packed(weight: Packed | Tensor, kind: str, example: str) -> Packed:
+    """Return a packed weight; refuse a dense one, for rows that read the forms of many patterns.
+
+    Args:
+        weight: Of a convolution.
+        kind: What such weights are.
+        example: Text of a pattern.
+
+    Raises:
+        PackingError: It is not packed, as its zeros do not say which pattern is meant.
+    """
+    if not isinstance(weight, Packed):
+        raise PackingError(
+            f"a convolution with a weight of {kind} needs it packed",
+            got=f"a dense {weight.dtype} {tuple(weight.shape)}",
+            wanted="a packed weight, whose header names its pattern",
+            remedy=f'packing.pack(weight, "{example}", axis=1)',
+        )
+    return weight
 
 
 def too_many_taps(geometry: Geometry) -> str | None:

@@ -19,7 +19,7 @@ from twofour.kernels.dense_matmul import MKL, ONEDNN, ONEDNN_BF16, ONEDNN_INT8, 
 from twofour.kernels.dense_matmul.cuda import CUDA_DENSE
 from twofour.kernels.dense_matmul.cuda_int4 import TINY_INT4
 from twofour.kernels.depthwise_conv import depthwise_rows
-from twofour.kernels.nm_conv import CONV_REFERENCE, native_conv_rows, pointwise_rows
+from twofour.kernels.nm_conv import CONV_REFERENCE, hybrid_conv_rows, native_conv_rows, pointwise_rows
 from twofour.kernels.nm_conv_gradient import conv_gradient_rows
 from twofour.kernels.nm_matmul import REFERENCE, native_rows
 from twofour.kernels.nm_matmul.cuda import CUSPARSELT, CUTLASS, FEW_TOKENS
@@ -61,7 +61,14 @@ def add(kernel: Kernel) -> Kernel:
 def convolutions() -> tuple[ConvKernel, ...]:
     """Return every kernel of a convolution there is, whether or not it can run here."""
     dense = (ONEDNN_CONV, PLAIN_CONV, *direct_rows(), *depthwise_rows(), *winograd_rows())
-    return (*native_conv_rows(), *pointwise_rows(), CONV_REFERENCE, *pointwise_block_rows(), *dense)
+    return (
+        *native_conv_rows(),
+        *hybrid_conv_rows(),
+        *pointwise_rows(),
+        CONV_REFERENCE,
+        *pointwise_block_rows(),
+        *dense,
+    )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from twofour.errors import PackingError
 from twofour.kernels.block_matmul.cpu import BlockMatmul, block_rows
 from twofour.kernels.block_matmul.layout import last_index
 from twofour.kernels.conv import (
@@ -18,24 +17,12 @@ from twofour.kernels.conv import (
     channels_last,
     finish,
     require_image,
+    require_packed,
 )
 from twofour.kernels.problem import MaybeTensor
-from twofour.packing import Packed, pack
+from twofour.packing import Packed
 from twofour.patterns import Block, Pattern
 from twofour.patterns.block import LARGEST_SIDE
-
-
-@dataclass(frozen=True, eq=False)
-class PreparedBlocks(PreparedConv):
-    """A weight of blocks as a convolution reads it: its bytes say which blocks."""
-
-    def again(self, weight: Packed | Tensor) -> PreparedConv:
-        """Return another weight with the same blocks, prepared as this one is."""
-        if isinstance(weight, Tensor):
-            held = self.restore()
-            assert isinstance(held, Packed), type(held)
-            weight = pack(weight, held.header.parsed(), axis=1)
-        return self.kernel.prepare(weight, self.geometry, self.images)
 
 
 @dataclass(frozen=True)
@@ -60,22 +47,16 @@ class BlockConv(ConvKernel):
             return f"in_channels {geometry.in_channels} is more than {last_index() - LARGEST_SIDE}"
         return self.unavailable()
 
-    def prepare(self, weight: Packed | Tensor, geometry: Geometry, images: Images | None = None) -> PreparedBlocks:
+    def prepare(self, weight: Packed | Tensor, geometry: Geometry, images: Images | None = None) -> PreparedConv:
         """Return a packed weight (out, in, [1,] 1) as the product reads it; see `ConvKernel.prepare`.
 
         Raises:
             PackingError: The weight is not packed, as its zeros do not say which blocks they are, or too wide.
         """
-        if not isinstance(weight, Packed):
-            raise PackingError(
-                "a convolution with a weight of blocks needs it packed",
-                got=f"a dense {weight.dtype} {tuple(weight.shape)}",
-                wanted="a packed weight, whose header names its pattern",
-                remedy='packing.pack(weight, "block:16x16@0.9", axis=1)',
-            )
+        weight = require_packed(weight, "blocks", "block:16x16@0.9")
         flat = replace(weight, header=replace(weight.header, shape=weight.header.shape[:2], axis=1))
         tensor, shape = self.product.prepare(flat).tensor, tuple(weight.header.shape)
-        return PreparedBlocks(self, tensor, geometry=geometry, images=images, shape=shape)
+        return PreparedConv(self, tensor, geometry=geometry, images=images, shape=shape)
 
     def reorder(self, weight: Tensor, geometry: Geometry, images: Images | None) -> Tensor:
         """Refuse: see `prepare`, which needs a packed weight."""

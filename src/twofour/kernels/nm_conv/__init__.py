@@ -1,6 +1,6 @@
 """y = activation(conv(x, W) + bias + other) with W 2:4 along its input channels; README.md has the design."""
 
-from twofour.kernels.nm_conv.cpu import NativeConv, native_conv_rows, pointwise_rows
+from twofour.kernels.nm_conv.cpu import NativeConv, hybrid_conv_rows, native_conv_rows, pointwise_rows
 from twofour.kernels.nm_conv.layout import from_conv_layout, to_conv_layout
 from twofour.kernels.nm_conv.reference import CONV_REFERENCE, nm_conv_reference
 
@@ -8,6 +8,7 @@ __all__ = [
     "CONV_REFERENCE",
     "NativeConv",
     "from_conv_layout",
+    "hybrid_conv_rows",
     "native_conv_rows",
     "nm_conv_reference",
     "pointwise_rows",

@@ -73,9 +73,8 @@ struct ConvBlocks {
     int64_t group, row, rows;
     const LaneMap<V>&input, &output;
   };
-  bool even() const { return plan.channels % kConvBlock == 0; }
 
-  // Bytes from a panel's first position to each input, in the order of README.md.
+  // Bytes from a panel's first position to each input, in the order of README.md, then to those that stand twice.
   void fill_table() const {
     for (int64_t i = 0; i < plan.zero_floats; i++) zeros[i] = 0;
     int64_t* to = table;
@@ -84,6 +83,8 @@ struct ConvBlocks {
         for (int64_t kw = 0; kw < a.width.taps; kw++)
           for (int64_t c = c0; c < least(c0 + kConvBlock, plan.channels); c++)
             *to++ = ((height.tap[kh] * plan.channels + c) * plan.line + width.tap[kw]) * V::width * 4;
+    for (int64_t g = 0; g < a.twice_count; g++)
+      for (int64_t i = 0; i < 4; i++) *to++ = table[4 * a.twice[g] + i];
     for (; to < table + plan.table_ints; to++) *to = 0;
   }
 
@@ -163,10 +164,10 @@ struct ConvBlocks {
     const char* base = reinterpret_cast<const char*>(packed + shift);
     const char* group = a.weight + strip.group * a.weight_bytes;
     int64_t last[kPanelTile];
-    const int64_t inputs = plan.channels * a.height.taps * a.width.taps, end = (plan.tiles - 1) * kPanelTile;
+    const int64_t end = (plan.tiles - 1) * kPanelTile;
     const float* none = zeros + ceil_div(plan.channels, 16) * 16;  // what weights behind the last input multiply
     for (int64_t i = 0; i < kPanelTile; i++)
-      last[i] = end + i < inputs ? table[end + i] : reinterpret_cast<const char*>(none) - base;
+      last[i] = end + i < plan.inputs ? table[end + i] : reinterpret_cast<const char*>(none) - base;
     float* pixels[Wide * V::width];
     for (int64_t u = 0; u < used; u++) find_output(strip, row, column + u, pixels + u * V::width);
     for (int64_t t = 0; t < plan.tiles; t++)
@@ -177,7 +178,7 @@ struct ConvBlocks {
         const bool last_tile = t + 1 == plan.tiles;
         Lines lines{pixels, used * V::width, m, end_row - m, a.y, a.other};
         Lines* const fetched = last_tile ? &lines : nullptr;
-        if (even())
+        if (t < plan.even_tiles)
           add_some<V, EvenInputs, Wide>(static_cast<int>(used), weight, pairs,
                                         {base + table[t * kPanelTile], plan.line * V::width * 4}, t == 0, to, fetched,
                                         a.damaged);

@@ -55,7 +55,8 @@ struct ConvPlan {
   int64_t lanes_n, lanes_h, lanes_w;  // a power of two each, V::width lanes in all
   int64_t block_h, block_w;           // output positions of a block
   int64_t strip, vectors, panels;     // rows of positions in a strip; most vectors in a panel; panels in such a row
-  int64_t channels, rows, tiles;      // of one group of channels: inputs, outputs, tiles of 64 inputs
+  int64_t channels, rows;             // of one group of channels
+  int64_t inputs, tiles, even_tiles;  // of an output, those that stand twice among them; by 64; tiles of one tap each
   int64_t line;                       // vectors from a channel to the next: odd, so that they spread over cache sets
   int64_t flat;                       // 1x1: vectors of 16 neighbours over all pixels where those are fewer, or 0
   int64_t jump;                       // floats from a pixel to the one that is packed next
@@ -64,7 +65,9 @@ struct ConvPlan {
   explicit ConvPlan(const NmConv& a) {
     channels = a.in_channels / a.groups;
     rows = a.out_channels / a.groups;
-    tiles = ceil_div(channels * a.height.taps * a.width.taps, 64);
+    inputs = channels * a.height.taps * a.width.taps + 4 * a.twice_count;
+    tiles = ceil_div(inputs, 64);
+    even_tiles = channels % kConvBlock == 0 ? (inputs - 4 * a.twice_count) / 64 : 0;
     double best = 0;
     for (int64_t n = 1; n <= V::width; n *= 2)
       for (int64_t h = 1; n * h <= V::width; h *= 2) {

@@ -19,17 +19,38 @@ from twofour.kernels.conv import (
     PreparedConv,
     channels_last,
     require_image,
+    require_packed,
     too_many_taps,
 )
-from twofour.kernels.nm_conv.layout import LAYOUT, describe, from_conv_layout, to_conv_layout
+from twofour.kernels.nm_conv.layout import DUAL, LAYOUT, describe, from_conv_layout, to_conv_layout
 from twofour.kernels.nm_matmul import native_rows
+from twofour.kernels.nm_matmul.hybrid import hybrid_rows, two_regions
 from twofour.kernels.problem import MaybeTensor
 from twofour.packing import Packed
+from twofour.patterns import Hybrid, Pattern
 
 
 @dataclass(frozen=True)
 class PackedConv(ConvKernel):
-    """A row that reads weights of the layout `LAYOUT`."""
+    """A row that reads weights of the layout `LAYOUT`, or of two regions of which one stands in it."""
+
+    def takes(self, pattern: Pattern) -> bool:
+        """See `ConvKernel.takes`; of two regions any share of dense groups."""
+        return two_regions(pattern) if self.form is None else super().takes(pattern)
+
+    def prepare(self, weight: Packed | Tensor, geometry: Geometry, images: Images | None = None) -> PreparedConv:
+        """Return the weight in this row's layout; see `ConvKernel.prepare`.
+
+        Raises:
+            PackingError: As there; or one of two regions is not packed, as its zeros do not say which they are.
+        """
+        if self.form is not None:
+            return super().prepare(weight, geometry, images)
+        packed = require_packed(weight, "dense groups", "2:4+25%")
+        rule, shape = packed.header.parsed(), packed.header.shape
+        assert isinstance(rule, Hybrid), rule
+        dense = packed.unpack() if len(shape) == 4 else packed.unpack().unsqueeze(2)
+        return PreparedConv(self, to_conv_layout(dense, geometry, rule), geometry=geometry, images=images, shape=shape)
 
     def reorder(self, weight: Tensor, geometry: Geometry, images: Images | None) -> Tensor:
         """Return the weight behind a 64-byte header per group: uint8; see `to_conv_layout`."""
@@ -42,7 +63,7 @@ class PackedConv(ConvKernel):
 
 @dataclass(frozen=True)
 class NativeConv(PackedConv):
-    """One row of nm_conv.inc.
+    """One row of nm_conv.inc, or of hybrid_conv.inc, whose weights have dense groups.
 
     Pruned positions are skipped: an infinity or NaN in `x` at such a position does not reach the output.
     """
@@ -54,6 +75,8 @@ class NativeConv(PackedConv):
         each = geometry.in_channels // geometry.groups
         if each % 4:
             return f"in_channels / groups {each} is not a multiple of 4"
+        if self.form is None and geometry.groups > 1:
+            return f"dense groups of inputs are those of one product, not of {geometry.groups} groups of channels"
         return too_many_taps(geometry) or self.unavailable()
 
     def run(
@@ -70,7 +93,8 @@ class NativeConv(PackedConv):
         y = torch.empty(whole, dtype=torch.float32, memory_format=torch.channels_last, device="cpu")
         other = None if other is None else channels_last(other)
         axes = zip(geometry.kernel, geometry.stride, geometry.before, geometry.dilation, strict=True)
-        ok = native.extension().nm_conv(
+        call = native.extension().nm_conv if self.form is not None else native.extension().hybrid_conv
+        ok = call(
             self.index,
             x,
             weight.tensor,
@@ -136,19 +160,28 @@ def native_conv_rows() -> list[NativeConv]:
     ]
 
 
+def hybrid_conv_rows() -> list[NativeConv]:
+    """Return the rows of hybrid_conv.inc in their order there."""
+    return [
+        NativeConv(row.name, row.operation, row.pattern, row.dtype, "cpu", row.isa, row.layout, row.index)
+        for row in native.rows("hybrid_conv")
+    ]
+
+
 def pointwise_rows() -> list[PointwiseConv]:
-    """Return a row for 1x1 convolutions for each row of nm_matmul that takes the same prepared weight.
+    """Return a row for 1x1 convolutions for each row of a product that takes the same prepared weight.
 
     What it leaves to a row of nm_conv goes to that of its own instruction set, else to the portable one.
     """
-    blocks = {row.isa: row for row in native_conv_rows()}
+    blocks = {(row.layout, row.isa): row for row in (*native_conv_rows(), *hybrid_conv_rows())}
     return [
         PointwiseConv(
-            row.name.replace("nm_matmul_2x4_f32", "nm_conv_2x4_f32_1x1"),
-            *("nm_conv", "2:4", "float32", "cpu", row.isa, LAYOUT, row, blocks.get(row.isa, blocks["scalar"])),
+            row.name.replace("matmul_2x4_f32", "conv_2x4_f32_1x1").replace("matmul_f32", "conv_f32_1x1"),
+            *(row.operation.replace("matmul", "conv"), row.pattern, "float32", "cpu", row.isa, row.layout, row),
+            blocks.get((row.layout, row.isa), blocks[row.layout, "scalar"]),
         )
-        for row in native_rows()
-        if row.layout == LAYOUT and row.dtype == "float32"
+        for row in (*native_rows(), *hybrid_rows())
+        if row.layout in (LAYOUT, DUAL)
     ]
 
 
@@ -156,6 +189,6 @@ def _foreign(kernel: NativeConv, weight: Tensor, geometry: Geometry) -> KernelEr
     return KernelError(
         f"{kernel.name} was given bytes made for another kernel",
         got=describe(weight),
-        wanted=f"layout {LAYOUT!r} of a 2:4 float32 weight for {geometry}",
+        wanted=f"layout {kernel.layout!r} of a {kernel.pattern} float32 weight for {geometry}",
         remedy="prepare the weight with kernel.prepare(weight, geometry)",
     )

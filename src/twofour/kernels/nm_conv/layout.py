@@ -7,8 +7,9 @@ from torch import Tensor
 
 from twofour import native
 from twofour.kernels.conv import Geometry
-from twofour.kernels.nm_matmul import from_layout, to_layout
+from twofour.kernels.nm_matmul import from_layout, hybrid, to_layout
 from twofour.packing import HEADER_BYTES, Packed, layout_head, pack, read_layout_header
+from twofour.patterns import Hybrid
 
 LAYOUT = "pairs"
 """The layout of nm_matmul that convolutions use; a 1x1 weight is a Linear's, byte for byte."""
@@ -39,16 +40,28 @@ def from_rows(rows: Tensor, channels: int, height: int, width: int) -> Tensor:
     ).contiguous()
 
 
-def to_conv_layout(weight: Tensor, geometry: Geometry) -> Tensor:
+DUAL = hybrid.PREFIX + LAYOUT
+"""The layout of a weight with dense groups, of a convolution without groups of channels."""
+
+
+def to_conv_layout(weight: Tensor, geometry: Geometry, regions: Hybrid | None = None) -> Tensor:
     """Write a 2:4 weight (out, in / groups, height, width) in the kernels' layout.
 
+    Args:
+        weight: The weight.
+        geometry: Of the convolution.
+        regions: 2:4 and the share of dense groups, which stand at any place of the kernel; None: 2:4.
+
     Returns:
-        uint8: per group of channels a 64-byte header and the bytes of the layout "pairs".
+        uint8: per group of channels a 64-byte header and the bytes of the layout "pairs"; those of `DUAL` with regions.
 
     Raises:
-        PackingError: The weight is not 2:4 along axis 1.
+        PackingError: The weight does not obey the pattern along axis 1.
     """
-    rows = to_rows(weight.detach().float()).chunk(geometry.groups)
+    rows = to_rows(weight.detach().float())
+    if regions is not None:
+        return hybrid.to_layout(pack(rows, regions), DUAL)
+    rows = rows.chunk(geometry.groups)
     parts = [to_layout(pack(part.contiguous(), "2:4"), LAYOUT) for part in rows]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -64,10 +77,12 @@ def from_conv_layout(buffer: Tensor, geometry: Geometry, shape: tuple[int, ...] 
     Raises:
         PackingError: The buffer has no header of this version.
     """
-    parts = [from_layout(part).unpack() for part in buffer.chunk(geometry.groups)]
+    found = read_layout_header(layout_head(buffer))
+    read = hybrid.from_layout if found.layout == DUAL else from_layout
+    parts = [read(part).unpack() for part in buffer.chunk(geometry.groups)]
     channels, (height, width) = geometry.in_channels // geometry.groups, geometry.kernel
     dense = from_rows(torch.cat(parts), channels, height, width)
-    return pack(dense if shape is None else dense.view(shape), "2:4", axis=1)
+    return pack(dense if shape is None else dense.view(shape), found.pattern, axis=1)
 
 
 def group_bytes(geometry: Geometry) -> int:

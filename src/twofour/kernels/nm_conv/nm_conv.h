@@ -28,6 +28,10 @@ struct NmConv {
   int threads;
   void* workspace;
   bool* damaged;
+  // Groups of four inputs, by their numbers in the order of README.md, that the weight holds once more behind all inputs; without
+  // groups of channels.
+  const int32_t* twice = nullptr;
+  int64_t twice_count = 0;
 };
 
 constexpr int64_t kConvBlock = 64;   // input channels that stand together in the order of inputs
@@ -39,10 +43,14 @@ struct NmConvKernel : RowBase {
   void (*run)(const NmConv&);
 };
 
+// A row whose weight is of two regions (layouts/regions.h).
+struct HybridConvKernel : NmConvKernel {};
+
 #define TWOFOUR_ROW(symbol, ...)                   \
   int64_t symbol##__workspace(const NmConv& args); \
   void symbol(const NmConv& args);
 #include "nm_conv.inc"
+#include "hybrid_conv.inc"
 #undef TWOFOUR_ROW
 
 }  // namespace twofour
