@@ -25,8 +25,8 @@ from twofour.kernels.nm_matmul import DYNAMIC
 from twofour.kernels.problem import Problem
 from twofour.kernels.quantization import Quantization
 from twofour.measure.chooser import race
-from twofour.packing import Header, Packed, dense_of, has_form, rewrite, shape_of
-from twofour.packing.formats import ConstantCount, DenseRows
+from twofour.packing import Header, Packed, dense_of, has_form, one_below_the_other, rewrite, shape_of
+from twofour.packing.formats import ConstantCount, DenseRows, HybridRows
 from twofour.patterns import DENSE
 
 logger = logging.getLogger("twofour.compiler")
@@ -179,11 +179,12 @@ class _Placer:
         # one that could not be packed.
         found = [self.weight(source) for source in product.sources]
         weights, reasons = [weight for weight, _ in found], [reason for _, reason in found]
-        if len(weights) > 1 and not by_rows(weights):
-            return None  # which inputs are dense, or which blocks are kept, is said once for all rows of a weight
+        weight = joined(weights)
+        if weight is None:
+            return None
         biases = [self.bias(source) for source in product.sources]
         bias, because = _joined_bias(biases, product), next(filter(None, reasons), "")
-        return self.measured(product, joined(weights), because, bias, tokens, types)
+        return self.measured(product, weight, because, bias, tokens, types)
 
     def weight(self, source: Source) -> tuple[Packed | Tensor, str]:
         """Return the rows of one source, and why they are not sparse, "" where they are.
@@ -308,14 +309,20 @@ def _name(names: Sequence[str]) -> str:
     return ".".join([*parts[0][:shared], f"({' + '.join('.'.join(part[shared:]) for part in parts)})"])
 
 
-def joined(weights: Sequence[Packed | Tensor]) -> Packed | Tensor:
+def joined(weights: Sequence[Packed | Tensor]) -> Packed | Tensor | None:
     """Return one weight whose rows are those of `weights`, packed where all are, of one kind.
 
-    Kinds that differ in what is sparse alone are written dense, where their encoding has that form.
+    Kinds that differ in what is sparse alone are written dense, where their encoding has that form; dense groups of
+    inputs become those of all. None where blocks are kept, which is said once for all rows of a weight, or where such
+    groups leave none that is 2:4.
     """
     if len(weights) == 1:
         return weights[0]
     packed = [weight for weight in weights if isinstance(weight, Packed)]
+    if any(isinstance(weight.header.format, HybridRows) for weight in packed):
+        return one_below_the_other(packed) if len(packed) == len(weights) else None
+    if not all(isinstance(weight.header.format, ConstantCount | DenseRows) for weight in packed):
+        return None
     if len({weight.header.pattern for weight in packed}) > 1 and len({weight.header.dtype for weight in packed}) == 1:
         packed = [rewrite(weight, DENSE) for weight in packed if has_form(DENSE, weight.header.dtype)]
     if len(packed) < len(weights) or len({_kind(weight) for weight in packed}) > 1:
@@ -331,13 +338,6 @@ def joined(weights: Sequence[Packed | Tensor]) -> Packed | Tensor:
     values, indices = part("values"), part("indices")
     assert values is not None and indices is not None
     return Packed(header, values, indices, part("scales"), part("zeros"))
-
-
-def by_rows(weights: Sequence[Packed | Tensor]) -> bool:
-    """Tell whether weights one below the other are one weight of their form: each row says of itself what it holds."""
-    return all(
-        isinstance(weight.header.format, ConstantCount | DenseRows) for weight in weights if isinstance(weight, Packed)
-    )
 
 
 def _kind(weight: Packed) -> tuple[object, ...]:

@@ -15,6 +15,7 @@ from twofour.packing.header import (
     read_pattern,
 )
 from twofour.packing.pack import Packed, dense_of, pack, packed_rule, shape_of
+from twofour.packing.regions import one_below_the_other
 from twofour.packing.rewrite import rewrite
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "kept",
     "layout_head",
     "layout_header",
+    "one_below_the_other",
     "pack",
     "packed_bytes",
     "packed_rule",
