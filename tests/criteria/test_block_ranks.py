@@ -177,7 +177,7 @@ def test_levels_over_the_model_end_there_and_never_grow_back() -> None:
     ("text", "message"),
     [
         ("magnitude:norm=l3", 'the norm of a block is not known.*"l1" or "l2" or "max"'),
-        ("sparsegpt:over=layer", 'the range of a ranking is not known.*"weight" or "model"'),
+        ("sparsegpt:over=layer", 'the range of a ranking is not known.*"weight" or "input" or "model"'),
         ("sparsegpt:norm=max", "has no such option"),
     ],
 )

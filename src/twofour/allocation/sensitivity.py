@@ -210,7 +210,7 @@ def _criterion(criterion: str | Criterion, loss: Any) -> Layerwise:
             "the sensitivity of a layer is that of the layer alone",
             got=f"criterion {chosen.name}",
             wanted="a criterion that ranks each weight by itself",
-            remedy="leave over=model out: `allocate` chooses the shares of the layers",
+            remedy=f"leave over={chosen.over} out: `allocate` chooses the shares of the layers",
         )
     criteria.require_given(chosen, (), loss if chosen.need == "gradients" else None)  # data are looked at by `take`
     if loss is not None:

@@ -43,10 +43,13 @@ class Collector:
 
     def release(self, weight: PrunableWeight) -> Statistics:
         """Return the statistics of a weight and let go of them, unless another weight still waits for them."""
-        leader = self._leader.pop(weight.name, weight.name)
-        if leader in self._leader.values():
-            return self._own[leader]
-        return self._own.pop(leader, None) or Statistics(self.need)
+        leader = self._leader.get(weight.name, weight.name)
+        found = self._own.get(leader) or Statistics(self.need)
+        found.readers = found.readers or tuple(name for name, first in self._leader.items() if first == leader)
+        self._leader.pop(weight.name, None)
+        if leader not in self._leader.values():
+            self._own.pop(leader, None)
+        return found
 
     def _last_leader(self, x: Tensor) -> str | None:
         """Return the layer whose call came last if it was with this very tensor, unchanged since."""

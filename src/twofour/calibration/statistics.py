@@ -28,6 +28,7 @@ class Statistics:
         hessian: (groups, in, in): X^T X, in float32, or float64 for a float64 weight.
         sample: (groups, at most 512, in): evenly spaced rows, where there is no Hessian.
         gradient: Root mean square of the loss's gradient, laid out as `matrix` does, for need "gradients".
+        readers: Names of the weights that read these inputs, in the order of their first calls.
         memo: What criteria computed from these statistics and want to find again for another weight.
     """
 
@@ -37,6 +38,7 @@ class Statistics:
     sums: Tensor | None = None
     hessian: Tensor | None = None
     gradient: Tensor | None = None
+    readers: tuple[str, ...] = ()
     memo: dict[Any, Any] = field(default_factory=dict)
     _kept: list[Tensor] = field(default_factory=list)
     _stride: int = 1

@@ -16,8 +16,8 @@ from twofour.calibration import Need, Statistics
 from twofour.errors import RecipeError, one_of
 from twofour.patterns import Block, Pattern
 
-OVER = ("weight", "model")
-"""Where blocks are ranked: each weight by itself, or all weights together."""
+OVER = ("weight", "input", "model")
+"""What is ranked together: each weight by itself, those that read one input, or, of blocks, all weights."""
 
 NORMS = ("l1", "l2", "max")
 """What makes one score of a block's: see `Block.scores`."""
@@ -73,7 +73,9 @@ class Layerwise(Criterion):
 
     Attributes:
         over: What the blocks of a block pattern are ranked over: each "weight" by itself, or the "model", where each
-            weight ends with a share of its own (`criteria.shares`). Other patterns fix what stays of each group.
+            weight ends with a share of its own (`criteria.shares`). What the dense groups of "2:4+25%" are chosen over:
+            each "weight", or all that read one "input", as query, key and value do: they are solved as one weight, so
+            that the same groups are dense in all of them. Other patterns fix what stays of each group.
     """
 
     over: str = "weight"

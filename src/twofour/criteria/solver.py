@@ -20,7 +20,7 @@ from twofour.criteria.shares import over_model
 from twofour.errors import DataError, LayerError, PatternError, RecipeError
 from twofour.layers import PrunableWeight, full_tensor, is_distributed
 from twofour.native import waiting
-from twofour.patterns import Pattern
+from twofour.patterns import Hybrid, Pattern
 from twofour.patterns.base import is_finite, non_finite
 from twofour.progress import Progress
 
@@ -143,12 +143,10 @@ def solve(
         PatternError: A weight holds NaN or infinity.
     """
     require_given(criterion, data, loss)
+    _require_inputs(criterion, weights, data)
     solved = Solved()
     if data is None:
-        assert isinstance(criterion, Layerwise), "others need data"
-        if criterion.over == "model":
-            weights = over_model(model, weights, criterion)
-        solved.choices = [_choose(weight, pattern, criterion) for weight, pattern in weights]
+        solved.choices = _by_values(model, weights, criterion)
         return solved
     require_unsharded(weights)
     batches = calibration.take(model, data, samples, paired=loss is not None)
@@ -157,6 +155,7 @@ def solve(
         with Progress(progress) as display:
             display.begin("pruning weights", len(weights))
             run = _Run(criterion, {weight.name: pattern for weight, pattern in weights}, solved, unseen)
+            run.weights.update((weight.name, weight) for weight, _ in weights)
             _calibrated(model, run, [weight for weight, _ in weights], batches, loss, display)
     except BaseException:
         solved.undo()
@@ -171,6 +170,16 @@ def solve(
             remedy='"magnitude" needs no data',
         )
     return solved
+
+
+def _by_values(
+    model: nn.Module, weights: Sequence[tuple[PrunableWeight, Pattern]], criterion: Criterion
+) -> list[Choice]:
+    """Choose every mask from the weights' values alone."""
+    assert isinstance(criterion, Layerwise), "others need data"
+    if criterion.over == "model":
+        weights = over_model(model, weights, criterion)
+    return [_choose(weight, pattern, criterion) for weight, pattern in weights]
 
 
 def _choose(weight: PrunableWeight, pattern: Pattern, criterion: Layerwise) -> Choice:
@@ -248,6 +257,8 @@ class _Run:
     unseen: Layerwise | None = None
     slopes: dict[str, Tensor] = field(default_factory=dict)
     learned: dict[str, Tensor] = field(default_factory=dict)
+    weights: dict[str, PrunableWeight] = field(default_factory=dict)
+    shared: dict[str, Solution] = field(default_factory=dict)
 
     def visit(self, weight: PrunableWeight, statistics: Statistics) -> None:
         """Prune a weight and note what its output lost."""
@@ -276,11 +287,40 @@ class _Run:
     def _solution(self, weight: PrunableWeight, values: Tensor, statistics: Statistics) -> Solution:
         if not isinstance(self.criterion, Layerwise):
             return Solution(self.learned.pop(weight.name))
+        if weight.name not in self.shared and len(together := self._readers(weight, statistics)) > 1:
+            self._share(together, statistics)
+        if weight.name in self.shared:
+            return self.shared.pop(weight.name)
         if weight.name in self.slopes:
             statistics.gradient = calibration.matrix(weight, self.slopes.pop(weight.name))
             if share := (statistics.gradient == 0).float().mean().item():
                 _log.info("`%s`: %.1f %% of its values have no gradient: by magnitude", weight.name, 100 * share)
         return solve_one(values, weight, self.patterns[weight.name], self.criterion, statistics)
+
+    def _readers(self, weight: PrunableWeight, statistics: Statistics) -> list[PrunableWeight]:
+        """Return the weights whose dense groups are chosen together with those of one: of its input and pattern."""
+        pattern = self.patterns[weight.name]
+        if not isinstance(pattern, Hybrid) or getattr(self.criterion, "over", "") != "input":
+            return []
+        return [self.weights[name] for name in statistics.readers if self.patterns[name] == pattern]
+
+    @torch.no_grad()
+    def _share(self, together: Sequence[PrunableWeight], statistics: Statistics) -> None:
+        """Solve weights that read one input as one weight, each of its rows an output of it."""
+        assert isinstance(self.criterion, Layerwise), self.criterion
+        parts = [calibration.matrix(weight, weight.parameter.detach()) for weight in together]
+        sizes, names = [part.shape[1] for part in parts], [weight.name for weight in together]
+        if any(name in self.slopes for name in names):
+            slopes = [calibration.matrix(weight, self.slopes.pop(weight.name)) for weight in together]
+            statistics.gradient = torch.cat(slopes, 1)
+        pattern = self.patterns[names[0]]
+        found = solve_one(torch.cat(parts, 1), together[0], pattern, self.criterion, statistics)
+        keeps = found.keep.split(sizes, 1)
+        values = [None] * len(parts) if found.values is None else found.values.split(sizes, 1)
+        note = f"{found.note}; dense groups chosen with {', '.join(names)}".removeprefix("; ")
+        for name, keep, new in zip(names, keeps, values, strict=True):
+            self.shared[name] = Solution(keep, new, note)
+        _log.info("one choice of dense groups: %s", ", ".join(f"`{name}`" for name in names))
 
     def _write(self, weight: PrunableWeight, solution: Solution, new: Tensor, error: float | None, rows: int) -> None:
         pattern = self.patterns[weight.name]
@@ -327,6 +367,19 @@ def require_given(criterion: Criterion, data: Any, loss: Loss | None) -> None:
             got="a loss",
             wanted='loss=None, or the criterion "taylor" or "learned"',
             remedy="leave the loss out",
+        )
+
+
+def _require_inputs(criterion: Criterion, weights: Sequence[tuple[PrunableWeight, Pattern]], data: Any) -> None:
+    """Require data and dense groups where those are to be chosen for all weights of one input."""
+    if getattr(criterion, "over", "") == "input" and (
+        data is None or not any(isinstance(pattern, Hybrid) for _, pattern in weights)
+    ):
+        raise RecipeError(
+            "nothing can be chosen over the weights of one input",
+            got="no data" if data is None else f"over=input with {', '.join({p.name: 0 for _, p in weights})}",
+            wanted='data, which show what layers read, and a pattern with dense groups, "2:4+25%"',
+            remedy="leave over=input out, or pass both",
         )
 
 

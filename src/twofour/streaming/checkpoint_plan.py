@@ -159,10 +159,10 @@ def _require_scored(recipe: Recipe) -> None:
         )
     if recipe.criterion.over != "weight":
         raise RecipeError(
-            "files are pruned weight by weight, so that nothing can be ranked over the model",
+            "files are pruned weight by weight, so that nothing can be ranked over several",
             got=f"criterion {recipe.criterion.name}",
             wanted="over=weight, or a loaded model",
-            remedy="twofour.prune(model, ...) ranks over the model; or give layers shares of their own by rules",
+            remedy="twofour.prune(model, ...) ranks over several; or give layers shares of their own by rules",
         )
 
 
