@@ -1,4 +1,4 @@
-"""The price of blocks on dense units: the stated rule by hand, its limits, and a model."""
+"""The price of blocks on dense units and of dense groups on units of 2:4: the stated rules by hand, and models."""
 
 import pytest
 from torch import nn
@@ -7,6 +7,8 @@ import twofour
 from twofour.errors import HardwareError, PatternError
 from twofour.hardware import MACHINES, explain
 from twofour.hardware.blocks import used
+from twofour.hardware.fitted import FITTED
+from twofour.hardware.machines import machine as find
 from twofour.patterns import Block
 
 WIDE = nn.Sequential(nn.Linear(8192, 8192, bias=False))
@@ -43,6 +45,33 @@ def test_the_estimate_says_its_pattern_and_takes_rims() -> None:
     assert found.pattern == found.to_dict()["pattern"] == "block:32x32@0.75"
     assert "ms with every legal weight block:32x32@0.75" in found.summary() and "ms block:32x32@0.75 (" in str(found)
     assert twofour.estimate(model, machine="a100-sxm", tokens=64).pattern == "2:4"
+
+
+@pytest.mark.parametrize("machine", ["a100-sxm", "h100-sxm"])
+def test_dense_groups_are_a_product_of_2_4_on_more_inputs_and_a_pass_over_them(machine: str) -> None:
+    def milliseconds(pattern: str, tokens: int = 512) -> float:
+        (row,) = twofour.estimate(WIDE, machine=machine, dtype="float16", tokens=tokens, pattern=pattern).rows
+        assert row.sparse_ms is not None and row.sparse_mj is not None and row.sparse_mj > 0
+        return row.sparse_ms
+
+    wider = nn.Sequential(nn.Linear(10240, 8192, bias=False))  # 8192 inputs, and those of 512 of 2048 groups once more
+    (row,) = twofour.estimate(wider, machine=machine, dtype="float16", tokens=512).rows
+    found = find(machine)
+    passing = (FITTED.launch_of(found) + 512 * (8192 + 10240) * 2 / (found.bandwidth * FITTED.memory)) * 1e3
+    assert milliseconds("2:4+25%") == pytest.approx((row.sparse_ms or 0) + passing, rel=1e-6)
+    assert milliseconds("2:4") < milliseconds("2:4+10%") < milliseconds("2:4+60%")
+    assert milliseconds("2:4+0.001%") == milliseconds("2:4"), "rounded to no group: nothing is copied"
+
+
+def test_an_estimate_of_the_dial_names_it_and_refuses_what_has_no_rule() -> None:
+    model = nn.Sequential(nn.Linear(256, 192), nn.ReLU(), nn.Linear(192, 10))
+    found = twofour.estimate(model, machine="a100-sxm", tokens=64, pattern="2:4+25%")
+    assert found.pattern == "2:4+25%" and "ms with every legal weight 2:4+25%" in found.summary()
+    assert [row.margin for row in found.rows] == [FITTED.margin] * 2 and found.rows[1].sparse_ms is None
+    with pytest.raises(HardwareError, match="no unit for the pattern"):
+        twofour.estimate(model, machine="a100-sxm", tokens=64, pattern="4:8+25%")
+    with pytest.raises(HardwareError, match="training steps with such weights are not priced"):
+        twofour.estimate(model, model[0].weight.detach()[:4], machine="a100-sxm", pattern="2:4+25%", training=True)
 
 
 @pytest.mark.parametrize("pattern", ["block:8x32@0.9", "block:16x4@0.5", "1:4", "64:2:8"])

@@ -54,7 +54,7 @@ def estimate(
     dtype: Annotated[str, typer.Option(help=f"Computing type: {', '.join(SPARSE_DTYPES)}.")] = "bfloat16",
     skip: Skip = None,
     pattern: Annotated[
-        str, typer.Option(metavar="PATTERN", help="2:4, or blocks of 16 x 16 and more: block:32x32@0.9.")
+        str, typer.Option(metavar="PATTERN", help="2:4, 2:4+25%, or blocks from 16 x 16 on: block:32x32@0.9.")
     ] = TWO_FOUR,
     training: Training = False,
     optimizer: Optimizer = None,

@@ -20,10 +20,11 @@ from twofour.hardware.machines import machine as find
 from twofour.hardware.matmul_shapes import Product, linears, require_products, trace
 from twofour.hardware.passes import OPTIMIZER, depthwise, is_cold, traffic, value_bytes
 from twofour.hardware.reasons import DEPTHWISE, layer_of, reasons_of
+from twofour.hardware.regions import of_regions
 from twofour.hardware.training_estimate import TrainingEstimate
 from twofour.hardware.training_step import estimate_step
 from twofour.layers import require_module, walk
-from twofour.patterns import Block, Pattern, parse
+from twofour.patterns import Block, Hybrid, Pattern, parse
 from twofour.quantization import LowBits
 
 TWO_FOUR = "2:4"
@@ -245,8 +246,9 @@ def estimate(
         dtype: Computing type of every product, one that the machine has a dense and a sparse unit for.
         tokens: Instead of an example: every linear weight is multiplied once by so many rows, as `advise` does.
         skip: Layer globs that stay dense.
-        pattern: "2:4", which has units of its own, or blocks of at least 16 by 16, "block:32x32@0.9", priced on the
-            dense units by the rule of `hardware/blocks.py`, which no measurement was there to fit.
+        pattern: "2:4", which has units of its own; blocks of at least 16 by 16, "block:32x32@0.9", priced on the dense
+            units by the rule of `hardware/blocks.py`; or 2:4 with dense groups, "2:4+25%", priced on the units of 2:4
+            by the rule of `hardware/regions.py`. No measurement was there to fit either rule.
         training: Price one training step on the example instead: `TrainingEstimate`, and what is priced, there.
         optimizer: Of a training step alone: "adamw", also where None, or "sgd" with momentum.
 
@@ -268,7 +270,7 @@ def estimate(
     model = as_floats(model) if low else model
     traced = trace(model, example) if tokens is None else linears(model, tokens)
     require_products(model, traced)
-    reasons = reasons_of(model, traced.products, dtype if rule is None else None, skip)
+    reasons = reasons_of(model, traced.products, None if isinstance(rule, Block) else dtype, skip)
     cold = is_cold(device, dtype, traced.products)
     other = traffic(device, traced.values * value_bytes(dtype))
     rows = _rows(traced.products, reasons, device, dtype, cold, rule)
@@ -303,8 +305,8 @@ def _left_out(model: nn.Module, products: Sequence[Product]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.rpartition(".")[0] or name for name in found))
 
 
-def _sparse(device: Machine, dtype: str, pattern: str | Pattern) -> Block | None:
-    """Return the blocks that weights are to have, None for 2:4.
+def _sparse(device: Machine, dtype: str, pattern: str | Pattern) -> Block | Hybrid | None:
+    """Return the blocks or dense groups that weights are to have, None for 2:4.
 
     Raises:
         HardwareError: The machine has no unit for the pattern.
@@ -313,27 +315,35 @@ def _sparse(device: Machine, dtype: str, pattern: str | Pattern) -> Block | None
     if isinstance(rule, Block):
         require_large(rule)
         return rule
-    if rule.name != TWO_FOUR:
+    regions = rule if isinstance(rule, Hybrid) and rule.regular.name == TWO_FOUR else None
+    if regions is None and rule.name != TWO_FOUR:
         raise HardwareError(
             "the machine has no unit for the pattern",
             got=rule.name,
-            wanted='"2:4", or blocks such as "block:32x32@0.9"',
+            wanted='"2:4", with dense groups as "2:4+25%", or blocks such as "block:32x32@0.9"',
             remedy="what is 2:4 legal, as 1:4 is, takes the time of 2:4",
         )
     device.peak(dtype, sparse=True)
-    return None
+    return regions
 
 
 def _rows(
-    products: Sequence[Product], reasons: dict[str, str], device: Machine, dtype: str, cold: bool, rule: Block | None
+    products: Sequence[Product],
+    reasons: dict[str, str],
+    device: Machine,
+    dtype: str,
+    cold: bool,
+    rule: Block | Hybrid | None,
 ) -> tuple[Row, ...]:
     unique = list(dict.fromkeys((p.m, p.n, p.k, p.batch, p.repeats) for p in products))
     m, n, k, batch, repeats = np.array(unique, dtype=np.float64).T
     dense = costs(device, dtype, False, m, n, k, batch=batch, cold=cold, repeats=(repeats, 1))
     if rule is None:
         sparse = costs(device, dtype, True, m, n, k, batch=batch, cold=cold, repeats=(repeats, 1))
-    else:
+    elif isinstance(rule, Block):
         sparse = of_blocks(dense, device, dtype, rule, m, n, k, batch, cold=cold)
+    else:
+        sparse = of_regions(device, dtype, rule, m, n, k, batch, cold=cold, repeats=repeats)
     places = {size: index for index, size in enumerate(unique)}
     bounds = [cost.bound for cost in (dense, sparse)]
     found = tuple(
@@ -342,7 +352,7 @@ def _rows(
         else _row(p, places[p.m, p.n, p.k, p.batch, p.repeats], reasons, [dense, sparse], bounds)
         for p in products
     )
-    return found if rule else tuple(replace(row, margin=FITTED.margin) for row in found)
+    return found if isinstance(rule, Block) else tuple(replace(row, margin=FITTED.margin) for row in found)
 
 
 def _with_width(row: Row, product: Product, low: Mapping[str, LowBits], device: Machine, dtype: str, cold: bool) -> Row:
