@@ -8,7 +8,7 @@ from torch import nn
 
 from twofour import masks
 from twofour.allocation import PATTERNS, Budget, allocate, plot, sensitivity, timed, uniform
-from twofour.errors import MeasureError
+from twofour.errors import CompileError, MeasureError
 
 
 def network() -> nn.Sequential:
@@ -98,3 +98,17 @@ def test_a_page_that_cannot_be_drawn_says_why(found, tmp_path):
         with pytest.raises(MeasureError, match=r"cannot be drawn\n  got     .*\n  wanted  a .svg, .png or .pdf"):
             plot(found, tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_times_are_those_of_the_computing_type(x, times_cache, monkeypatch):
+    """int4 has no kernels for dense groups: there they take the dense time."""
+    monkeypatch.setenv("TWOFOUR_CACHE", str(times_cache))
+    model = nn.Sequential(nn.Linear(64, 64))
+    found = sensitivity(model, x, ("dense", "2:4+25%"), progress=False)
+    for dtype in ("int8", torch.bfloat16, "int4"):
+        (layer,), timing = (priced := timed(found, model, x, dtype=dtype)).layers, priced.timing
+        dense, dial = (candidate.ms for candidate in layer.candidates)
+        assert timing.endswith(f", {str(dtype).removeprefix('torch.')}") and 0 < dial <= dense
+        assert dtype != "int4" or dial == dense
+    with pytest.raises(CompileError, match="dtype is not known"):
+        timed(found, model, x, dtype="float12")

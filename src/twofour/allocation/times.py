@@ -14,7 +14,7 @@ from torch import nn
 from twofour import native
 from twofour.allocation.records import Candidate, LayerSensitivity, Sensitivities
 from twofour.compiler import compile
-from twofour.compiler.computing import FLOAT32
+from twofour.compiler.computing import FLOAT32, Computing, dtype_name
 from twofour.compiler.plan import LayerPlan, Plan
 from twofour.errors import CompileError
 from twofour.patterns import parse
@@ -29,11 +29,12 @@ def timed(
     model: nn.Module,
     example: Any,
     *,
+    dtype: str | torch.dtype = "float32",
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Sensitivities:
     """Return the sensitivities with the time of each layer and candidate on this machine; the model stays as it is.
 
-    A copy of the model is pruned to 2:4 by magnitude (what counts for time is the pattern) and compiled in float32:
+    A copy of the model is pruned to 2:4 by magnitude (what counts for time is the pattern) and compiled in `dtype`:
     each layer is measured on the example's own sizes with the best dense and the best 2:4 kernel. A candidate that is
     2:4-legal takes the faster of the two. The same is done with each candidate that has kernels of its own: blocks, and
     2:4 with dense groups. Every other candidate takes the dense time. A layer that compile does not replace has no
@@ -43,23 +44,26 @@ def timed(
         sensitivities: From `sensitivity`.
         model: The same dense model, in float32 on the CPU.
         example: Input for one forward pass, as `compile` takes it; the times are those at its batch size.
+        dtype: Computing type, as `compile` takes it; int8 rounds each token by a range of its own.
         progress: Called with layers done, layers in all and the next layer's name.
 
     Raises:
-        CompileError: The model does not run on the example, or cannot be compiled.
+        CompileError: The model does not run on the example, cannot be compiled, or the dtype is unknown.
         RecipeError: The sensitivities are those of another model.
     """
+    computing = Computing.of(dtype_name(dtype))
     plans = {
-        name: _plans(sensitivities, model, example, name, progress)
-        for name in (TWO_FOUR, *_with_kernels(sensitivities))
+        name: _plans(sensitivities, model, example, name, computing, progress)
+        for name in (TWO_FOUR, *_with_kernels(sensitivities, computing))
     }
     timing = f"{native.threads()} threads, torch {torch.get_num_threads()}, {native.isa()}"
+    timing += "" if computing == FLOAT32 else f", {computing.dtype}"
     return replace(sensitivities, layers=tuple(_with(layer, plans) for layer in sensitivities.layers), timing=timing)
 
 
-def _with_kernels(sensitivities: Sensitivities) -> list[str]:
+def _with_kernels(sensitivities: Sensitivities, computing: Computing) -> list[str]:
     """Return the candidates that kernels of their own run, and not those of 2:4."""
-    forms = {name: FLOAT32.form_of(parse(name)) for name in sensitivities.patterns if name != DENSE}
+    forms = {name: computing.form_of(parse(name)) for name in sensitivities.patterns if name != DENSE}
     return [name for name, form in forms.items() if form not in (None, parse(TWO_FOUR))]
 
 
@@ -68,6 +72,7 @@ def _plans(
     model: nn.Module,
     example: Any,
     pattern: str,
+    computing: Computing,
     progress: Callable[[int, int, str], None] | None,
 ) -> dict[str, LayerPlan]:
     """Return what compile measures where all layers that can carry a pattern do, by their names."""
@@ -77,7 +82,7 @@ def _plans(
         ordered = sorted((layer.layer for layer in having), key=lambda name: -name.count("."))
         rules = tuple((escape(name) or "*", parse(pattern)) for name in ordered)
         prune(pruned, Recipe(rules, eligibility=sensitivities.eligibility), progress=False)
-    plan = getattr(compile(pruned, example, tokens=(1,), progress=progress), "plan", None)
+    plan = getattr(compile(pruned, example, dtype=computing.dtype, tokens=(1,), progress=progress), "plan", None)
     if not isinstance(plan, Plan):
         raise CompileError(
             "the times cannot be read",
