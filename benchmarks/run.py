@@ -154,7 +154,7 @@ def bits(
 
 @app.command("bits-nets")
 def low_bit_nets(
-    nets: Annotated[str, typer.Option(help="vgg, resnet18; comma separated.")] = ",".join(bits_nets.NETS),
+    nets: Annotated[str, typer.Option(help="Of vgg, resnet18, half-resnet18.")] = "vgg,resnet18",
     widths: Annotated[str, typer.Option(help="Pairs of widths, comma separated.")] = ",".join(bits_nets.WIDTHS),
     batch: Annotated[str, typer.Option(help="Images of a call, comma separated.")] = "1,8",
     states: Annotated[

@@ -5,7 +5,8 @@ by `twofour.save`: whole numbers in their planes, scales, steps and norms. Finis
 others, so that a run which was stopped goes on. Several processes may share OUT where they have different tasks, nets
 or seeds. Data: TWOFOUR_DATA.
 
-Float nets are trained in bfloat16 by autocast, which layers of few bits leave alone. All are evaluated in float32.
+All are trained in bfloat16 by autocast, which holds whole numbers exactly, and evaluated in float32. Float nets are
+trained by SGD, nets of few bits by Adam, for as many epochs of the same images.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def main(
         (FLOAT, *WIDTHS)
     ),
     task: Annotated[str, typer.Option(help="Data sets, comma separated.")] = ",".join(SOURCES),
-    nets: Annotated[str, typer.Option(help="Nets, comma separated.")] = ",".join(NETS),
+    nets: Annotated[str, typer.Option(help=f"Of {', '.join(NETS)}.")] = "vgg,resnet18",
     seeds: Annotated[str, typer.Option(help="Comma separated.")] = "0,1,2",
     epochs: Annotated[int, typer.Option(help="Of each training after the start.")] = ConvNet.epochs,
     start_epochs: Annotated[int, typer.Option(help="Of the float net that all others start from.")] = (
@@ -52,7 +53,8 @@ def main(
     taught: Annotated[bool, typer.Option(help="Whether the start teaches the others, the control too.")] = True,
     seconds: Annotated[float, typer.Option(help="After which no epoch begins.")] = float("inf"),
     batch: Annotated[int, typer.Option(help="Images of a step.")] = ConvNet.batch,
-    halves: Annotated[bool, typer.Option(help="Whether float nets compute in bfloat16 while they are trained.")] = True,
+    rate: Annotated[float, typer.Option(help="The highest learning rate of nets of few bits.")] = ConvNet.low_rate,
+    halves: Annotated[bool, typer.Option(help="Whether nets multiply in bfloat16 while they are trained.")] = True,
     keep: Annotated[bool, typer.Option(help="Whether epochs of arms that are not finished are kept.")] = True,
     images: Annotated[int, typer.Option(help="Training images, the first ones; 0 for all.")] = 0,
     held: Annotated[int, typer.Option(help="Test images, 0 for all; for trials.")] = 0,
@@ -73,7 +75,7 @@ def main(
     ]
     for subject in tasks:
         subject.epochs, subject.start_epochs, subject.taught = epochs, start_epochs, taught
-        subject.batch, subject.halves = batch, halves
+        subject.batch, subject.halves, subject.low_rate = batch, halves, rate
     out.mkdir(parents=True, exist_ok=True)
     try:
         for seed in map(int, seeds.split(",")):
@@ -97,7 +99,7 @@ def run_arm(arm: str, task: ConvNet, out: Path, seed: int, *, keep: bool = True)
     start.parent.mkdir(exist_ok=True)
     model, teacher = task.network(seed), None
     found: dict[str, Any] = {"task": task.name, "arm": arm, "seed": seed, "taught": False}
-    found |= {"images": len(task.train[1]), "batch": task.batch, "halves": task.halves}
+    found |= {"images": len(task.train[1]), "batch": task.batch, "halves": task.halves, "recipe": task.recipe}
     if arm != START:
         model.load_state_dict(load_file(start))
         found["dense"] = found["one_shot"] = json.loads((out / f"{task.name}-{START}-{seed}.json").read_text())["value"]
@@ -105,13 +107,12 @@ def run_arm(arm: str, task: ConvNet, out: Path, seed: int, *, keep: bool = True)
             teacher = task.network(seed)
             teacher.load_state_dict(load_file(start))
             teacher, found["taught"] = _channels_last(teacher), True
-    if ARMS.get(arm) is None:
-        model = _channels_last(model)
-    else:
+    model = _channels_last(model)
+    if ARMS.get(arm) is not None:
         twofour.quantize(model.eval(), *_widths(arm), data=task.calibration(), samples=1000)
         found["one_shot"] = _evaluated(task, model)
     checkpoints = out / "checkpoints" / name if keep else None
-    run = _trained(task, model, teacher, checkpoints, name, seed, start=arm == START)
+    run = _trained(task, model, teacher, checkpoints, name, seed, arm)
     value = _evaluated(task, model)
     found |= {"value": value, "epochs": len(run.history), "start_epochs": task.start_epochs, "training": run.to_dict()}
     if arm == START:
@@ -147,11 +148,10 @@ def _trained(
     checkpoints: Path | None,
     name: str,
     seed: int,
-    *,
-    start: bool,
+    arm: str,
 ) -> training.Run:
     """Train with one cycle; what is in `checkpoints` of an earlier, stopped run is taken up."""
-    epochs = task.start_epochs if start else task.epochs
+    epochs = task.start_epochs if arm == START else task.epochs
     loader = task.loader(seed)
     with (
         torch.autocast(task.device.type, torch.bfloat16, enabled=task.halves),
@@ -161,7 +161,7 @@ def _trained(
             model,
             loader,
             loss=task.loss,
-            optimizer=task.optimizer,
+            optimizer=task.low_bit_optimizer if ARMS.get(arm) else task.optimizer,
             schedule=lambda made: one_cycle(made, epochs * len(loader)),
             epochs=epochs,
             checkpoint=checkpoints,

@@ -13,7 +13,7 @@ from torch import nn
 
 import twofour
 from low_bit_nets import FLOAT, Evaluate, require_whole
-from records import Brought, version
+from records import SAME, Brought, version
 from tasks import CONVNETS, ConvNet
 from twofour.errors import DataError
 
@@ -25,7 +25,7 @@ def brought(folder: Path) -> list[dict[str, Any]]:
         DataError: There is none, or one of another task.
     """
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-    found = [one for one in found if one["arm"] != "start"]
+    found = [{"recipe": SAME} | one for one in found if one["arm"] != "start"]
     unknown = sorted({one["task"] for one in found} - set(CONVNETS))
     if unknown or not found:
         raise DataError(
@@ -37,7 +37,7 @@ def brought(folder: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda one: (one["task"], one["seed"], one["arm"]))
 
 
-ALIKE = ("epochs", "start_epochs", "taught", "images", "batch", "device")
+ALIKE = ("epochs", "start_epochs", "taught", "images", "batch", "recipe", "device")
 """What all rows of a task have in common: else they do not compare."""
 
 
@@ -45,7 +45,7 @@ def require_alike(found: list[dict[str, Any]], kept: Iterable[Brought]) -> None:
     """Refuse nets of one task that were not trained alike, or not as those that a record has.
 
     Raises:
-        DataError: Epochs, teacher, images, batch or device differ.
+        DataError: Epochs, teacher, images, batch, recipe or device differ.
     """
     ways = {tuple(getattr(row, name) for name in ALIKE) for row in kept}
     ways |= {tuple(_device(one) if name == "device" else one[name] for name in ALIKE) for one in found}
@@ -118,6 +118,7 @@ def _row(task: ConvNet, folder: Path, found: dict[str, Any], evaluate: Evaluate,
         taught=found["taught"],
         images=found["images"],
         batch=found["batch"],
+        recipe=found["recipe"],
         device=_device(found),
         there=found["value"],
         answers=examples[0],

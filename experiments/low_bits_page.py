@@ -54,7 +54,7 @@ def _brought(task: Task, head: dict[str, Any], rows: list[Brought]) -> str:
     """Write the section of nets that a GPU trained."""
     said = {
         name: _each(getattr(row, name) for row in rows)
-        for name in ("epochs", "start_epochs", "images", "batch", "device")
+        for name in ("epochs", "start_epochs", "images", "batch", "recipe", "device")
     }
     teacher = ", taught by the float net" if all(row.taught for row in rows) else ""
     low = [row for row in rows if row.key != FLOAT]

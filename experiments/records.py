@@ -16,6 +16,10 @@ TRACKED, SCRATCH = ROOT / "records", ROOT.parent / "runs" / "experiments"
 FORMAT = 1
 
 
+SAME = "the same"
+"""The recipe of rows that were trained before there was another."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One model that was measured.
@@ -58,6 +62,7 @@ class Brought(Row):
         there: The metric at the end, found there.
         answers: Held-out examples that compiled kernels answered with the same bits; 0 for floats.
         whole: Those that 64-bit whole numbers did.
+        recipe: What the nets of few bits beside it were trained by.
     """
 
     start_epochs: int
@@ -68,6 +73,7 @@ class Brought(Row):
     there: float
     answers: int = 0
     whole: int = 0
+    recipe: str = SAME
 
 
 @dataclass(frozen=True)

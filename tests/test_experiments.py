@@ -369,6 +369,7 @@ def test_nets_that_a_gpu_trains_are_kept_and_held_to_whole_numbers_here(here, mo
         taught=True,
         seconds=-1,
         batch=60,
+        rate=0.01,
         halves=True,
         keep=True,
         images=0,
@@ -383,6 +384,7 @@ def test_nets_that_a_gpu_trains_are_kept_and_held_to_whole_numbers_here(here, mo
         taught=True,
         seconds=99,
         batch=60,
+        rate=0.01,
         halves=True,
         keep=False,
         images=0,
@@ -402,9 +404,10 @@ def test_nets_that_a_gpu_trains_are_kept_and_held_to_whole_numbers_here(here, mo
     assert low.value == pytest.approx(low.there, abs=1)
     (section,) = low_bits_page.sections(here / "records")[1:]
     assert "has 3 epochs of the first 600 training images" in section and "1 more, taught by the float net" in section
+    assert "nets of few bits: Adam, rate 0.01 at most, no weight decay" in section
     assert "All 300 answers of compiled kernels and the first 100 of 64-bit whole numbers" in section
     (out / "fashion-vgg-w2a2-0.json").write_text(
         (out / "fashion-vgg-w1a2-0.json").read_text().replace(": 60,", ": 90,")
     )
-    with pytest.raises(DataError, match=r"not trained alike(.|\n)*600, 60(.|\n)*600, 90"):
+    with pytest.raises(DataError, match=r"not trained alike(.|\n)*600, 60, Adam(.|\n)*600, 90, Adam"):
         run.low_bits_from_gpu(out, only="*", whole=100, threads=0, record=True)

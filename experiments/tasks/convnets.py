@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, Adam, Optimizer
 
 from tasks.base import Batches, Metric, Task, accuracy
 from tasks.cifar10 import Cifar10
@@ -20,6 +20,10 @@ from twofour.demo.convnets import NETS
 
 RATE = 0.1
 """The highest learning rate."""
+
+
+_TIMED = "The net that `benchmarks/run.py bits-nets` times"
+_WHICH = {"vgg": _TIMED, "resnet18": _TIMED, "half-resnet18": "The net"}
 
 
 class OutOfTime(Exception):
@@ -59,7 +63,11 @@ SOURCES = {
     "cifar10": Source(Cifar10, "CIFAR-10", 3, 32, 4),
 }
 
-TITLES = {"vgg": "a VGG-like net of 64 to 256 channels", "resnet18": "ResNet-18 for small images"}
+TITLES = {
+    "vgg": "a VGG-like net of 64 to 256 channels",
+    "resnet18": "ResNet-18 for small images",
+    "half-resnet18": "ResNet-18 for small images at half its width (32 to 256 channels)",
+}
 
 
 class ConvNet(Task):
@@ -81,7 +89,9 @@ class ConvNet(Task):
     taught = True
     batch = 512
     halves = True
-    """Whether float nets compute in bfloat16 while they are trained."""
+    """Whether nets multiply in bfloat16 while they are trained."""
+    low_rate = 2e-3
+    """The highest learning rate of nets of few bits, which Adam trains."""
 
     def __init__(
         self,
@@ -102,10 +112,11 @@ class ConvNet(Task):
         """What was trained, and how: what stands in braces is to be put in."""
         source = self.source
         return (
-            f"The net that `benchmarks/run.py bits-nets` times, for {source.channels} x {source.side} x {source.side} "
+            f"{_WHICH[self.net]}, for {source.channels} x {source.side} x {source.side} "
             "inputs. The float net has {start_epochs} epochs of the first {images} training images, each training "
             "after it, the control's too, {epochs} more{teacher} (SGD, momentum 0.9, weight decay 5e-4, batch {batch}, "
-            f"one cycle, rate {RATE} at most, gradients clipped at 1, flips, shifts by {source.shift})."
+            f"one cycle, rate {RATE} at most, gradients clipped at 1, flips, shifts by {source.shift}; "
+            "nets of few bits: {recipe})."
         )
 
     @property
@@ -154,6 +165,15 @@ class ConvNet(Task):
     def optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
         """SGD with Nesterov's momentum."""
         return SGD(parameters, lr=RATE, momentum=0.9, weight_decay=5e-4, nesterov=True)
+
+    def low_bit_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
+        """Adam without weight decay: signs turn by steps of one size, whatever the scale of their gradients."""
+        return Adam(parameters, lr=self.low_rate)
+
+    @property
+    def recipe(self) -> str:
+        """What that is, in words."""
+        return f"Adam, rate {self.low_rate:g} at most, no weight decay"
 
     def evaluate(self, model: nn.Module) -> float:
         """Accuracy on the test images, in float32 without TF32."""

@@ -35,15 +35,23 @@ class Block(nn.Module):
         return (y + self.across(x)).relu()
 
 
-def resnet18(channels: int = 1) -> nn.Module:
-    """Return ResNet-18 for small images of so many channels: a 3x3 stem, no pool behind it; 11 M parameters."""
-    layers: list[nn.Module] = [nn.Conv2d(channels, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
-    width = 64
-    for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        layers += [Block(width, outputs, stride), Block(outputs, outputs, 1)]
-        width = outputs
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
+def resnet18(channels: int = 1, width: int = 64) -> nn.Module:
+    """Return ResNet-18 for small images of so many channels: a 3x3 stem, no pool behind it; 11 M parameters.
+
+    `width`: outputs of the stem, an eighth of the last block's.
+    """
+    layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+    inputs = width
+    for outputs, stride in ((width, 1), (2 * width, 2), (4 * width, 2), (8 * width, 2)):
+        layers += [Block(inputs, outputs, stride), Block(outputs, outputs, 1)]
+        inputs = outputs
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 10))
 
 
-NETS: dict[str, Callable[[int], nn.Module]] = {"vgg": vgg, "resnet18": resnet18}
+def half_resnet18(channels: int = 1) -> nn.Module:
+    """Return ResNet-18 of half the width: a quarter of its products and parameters, for machines without a GPU."""
+    return resnet18(channels, 32)
+
+
+NETS: dict[str, Callable[[int], nn.Module]] = {"vgg": vgg, "resnet18": resnet18, "half-resnet18": half_resnet18}
 """Name -> what builds one for images of so many channels: (n, channels, h, w) -> scores (n, 10)."""
