@@ -585,7 +585,8 @@ def test_a_repetition_trains_every_arm_on_the_same_batches(cases, monkeypatch, c
     monkeypatch.setattr(repetition, "SLICE", 1)
     (cell,) = repetition.cells(["cifar10"], ["float32"], 1, {"cifar10": 300})
     record = repetition.Bench([repetition.COMPILED], "magnitude")(cell)
-    assert set(record.timings) == {repetition.DENSE, repetition.MASKED, repetition.SPARSE_GRADIENT}
+    arms = repetition.DENSE, repetition.MASKED, repetition.BOTH, repetition.SPARSE_GRADIENT
+    assert set(record.timings) == {*arms}
     assert record.meta["steps"] == 2 and record.baseline == (repetition.DENSE,)
     assert all(0 <= value <= 100 for value in record.meta["metric"].values())
     repetition.show([record], Console(width=200))

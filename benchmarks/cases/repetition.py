@@ -1,8 +1,8 @@
 """A whole repetition: a converged net trained again on its data, dense and sparse, seconds of wall time and its metric.
 
 The arms are trained in one process on the same batches, a slice of a few steps each in turn, so that all of them see
-the same machine. A dense arm (the control) and sparse ones: weights that are 2:4 both ways with the kept values alone
-as parameters (of convolutions, which `both_ways` does not take, masks alone), and 2:4 weights with SDGP. Sparse arms
+the same machine. A dense arm (the control) and sparse ones: weights that are 2:4 both ways, of the encoder with the
+kept values alone as parameters, 2:4 weights with SDGP, and, of the net of convolutions, 2:4 masks alone. Sparse arms
 are pruned as `twofour.prune` does it with the task's calibration data, or by the criterion that is named. Of the ways
 in which an arm can run, eager, compiled, with the fastest dense way of every product, the fastest is trained: forward
 and backward pass of the first batches, in turns, say which. A step is a whole one: batch made, forward, loss, backward,
@@ -32,7 +32,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import twofour
-from cases.training import COMPILED, CONTROL, EAGER, KEPT, TYPES
+from cases.training import BOTH, COMPILED, CONTROL, EAGER, KEPT, TYPES
 from twofour import measure
 from twofour.errors import DataError, MeasureError
 from twofour.measure import Record, Timing
@@ -40,10 +40,15 @@ from twofour.training import both_ways, sdgp
 
 DENSE, MASKED, SPARSE_GRADIENT = "dense", "2:4", "2:4, SDGP"
 ARMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "cifar10": {DENSE: (EAGER, COMPILED), MASKED: (EAGER, COMPILED), SPARSE_GRADIENT: (EAGER, COMPILED)},
+    "cifar10": {
+        DENSE: (EAGER, COMPILED),
+        MASKED: (EAGER, COMPILED),
+        BOTH: (EAGER,),
+        SPARSE_GRADIENT: (EAGER, COMPILED),
+    },
     "stsb": {DENSE: (EAGER, CONTROL), KEPT: (EAGER,), SPARSE_GRADIENT: (EAGER,)},
 }
-"""Tasks -> their arms, each with the ways in which it is tried. `both_ways` takes no convolution."""
+"""Tasks -> their arms, each with the ways in which it is tried. No convolution is packed to kept values alone."""
 TRIAL = 3
 """Batches of the trial: once untimed, then twice timed."""
 SLICE = 10
@@ -91,8 +96,9 @@ class Trainee:
         self.model = model.train()
         self.handle: Any = None
         with self.autocast():
-            if arm == KEPT:
-                self.handle = both_ways.attach(model, example, state="packed", **_rules(task))
+            if arm in (BOTH, KEPT):
+                state = "packed" if arm == KEPT else "dense"
+                self.handle = both_ways.attach(model, example, state=state, **_rules(task))
             elif arm == SPARSE_GRADIENT:
                 self.handle = sdgp.attach(model, "2:4", skip=task.skip)
             elif way == CONTROL:
@@ -219,7 +225,7 @@ class Bench:
         """Return the net that an arm trains again."""
         model: nn.Module = task.network(0)
         if arm != DENSE:
-            pattern = "2:4-transposable" if arm == KEPT else "2:4"
+            pattern = "2:4-transposable" if arm in (BOTH, KEPT) else "2:4"
             data = None if self.criterion == "magnitude" else task.calibration()
             twofour.prune(model.eval(), pattern, criterion=self.criterion, data=data, progress=False, **_rules(task))
         return model

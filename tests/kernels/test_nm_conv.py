@@ -18,7 +18,7 @@ from twofour.kernels.dense_conv import ONEDNN_CONV, PLAIN_CONV
 from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.fold import fold_batch_norm
 from twofour.kernels.nm_conv import from_conv_layout, nm_conv_reference, to_conv_layout
-from twofour.kernels.nm_conv.layout import from_rows, to_rows
+from twofour.kernels.nm_conv.layout import from_rows, to_rows, to_turned_rows
 from twofour.packing import Packed
 from twofour.patterns import parse
 
@@ -170,6 +170,9 @@ def test_weights_come_back(channels: int, out: int, height: int, width: int) -> 
     geometry = Geometry(8 * channels, 2 * out, (height, width), groups=2)
     weight = sparse(geometry)
     assert torch.equal(from_rows(to_rows(weight), 4 * channels, height, width), weight)
+    for form in (torch.contiguous_format, torch.channels_last):
+        turned = to_rows(weight.transpose(0, 1).flip(2, 3))
+        assert torch.equal(to_turned_rows(weight.contiguous(memory_format=form)), turned)
     assert torch.equal(from_conv_layout(to_conv_layout(weight, geometry), geometry).unpack(), weight)
 
 

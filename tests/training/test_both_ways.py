@@ -19,6 +19,7 @@ from twofour.training import both_ways
 from twofour.training.both_ways import Choice, LayerPlan, saving
 from twofour.training.sparse_linear import chooser, implementations
 from twofour.training.sparse_linear.implementations import weight_kernels
+from twofour.training.sparse_linear.plan import PRODUCTS
 
 PATTERN = patterns.parse("2:4-transposable")
 TOKENS = 24
@@ -75,6 +76,88 @@ def test_forward_and_gradients_equal_float64_on_masked_weights(isa: str, dtype: 
         reference.get_parameter(name).data.mul_(keep)
     x = batch(dtype=dtype)
     assert_near(gradients(model, x), gradients(reference, x.double()), LIMIT[dtype])
+
+
+def convolutions(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    torch.manual_seed(0)
+    wide, narrow = nn.Conv2d(16, 32, 1), nn.Conv2d(32, 16, 1, bias=False)
+    taps, strided = nn.Conv2d(32, 80, 3, padding=1), nn.Conv2d(80, 32, (3, 1), 2, dilation=(2, 1), bias=False)
+    return nn.Sequential(wide, nn.GELU(), taps, nn.GELU(), strided, nn.GELU(), narrow).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_convolutions_against_float64(isa: str, dtype: torch.dtype, form) -> None:
+    model = convolutions(dtype).to(memory_format=form)
+    x = torch.randn(2, 16, 9, 7).to(dtype).contiguous(memory_format=form)
+    handle = both_ways.attach(model, x, kernels="sparse")
+    layers = {layer.name: layer for layer in handle.plan.layers}
+    assert {name: layer.tokens for name, layer in layers.items()} == {"0": 126, "2": 126, "4": 24, "6": 24}
+    sparse = {(name, of) for name, layer in layers.items() for of, choice in layer.choices.items() if choice.sparse}
+    pointwise = {(name, of) for name in "06" for of in ("forward", "data")}
+    more = {("2", "forward"), ("2", "data"), ("4", "forward")} if dtype is torch.float32 else set()
+    assert sparse == pointwise | more, "the data gradient of a stride is dense, bfloat16 has no convolutions"
+    reference = convolutions(dtype).double()
+    for name, keep in handle.masks().items():
+        assert PATTERN.check(keep.float().movedim(1, -1)).ok
+        reference.get_parameter(name).data.mul_(keep)
+    want = gradients(reference, x.double())
+    for net in (model, copy.deepcopy(model)):
+        got = gradients(net, x)
+        assert_near(got, want, LIMIT[dtype])
+        assert got["y"].is_contiguous(memory_format=form)
+        assert_near({"y": net(x[0])}, {"y": want["y"][0]}, LIMIT[dtype])  # an image without a batch
+    copied = copy.deepcopy(model)
+    both_ways.finish(copied)
+    handle.finish()
+    for net in (model, copied):
+        assert type(net[0]) is type(net[2]) is nn.Conv2d and check(net).ok
+        assert list(masks.of(net)) == ["0.weight", "2.weight", "4.weight", "6.weight"]
+
+
+def test_convolutions_that_cannot_take_part_are_named() -> None:
+    kinds = {
+        "groups": nn.Conv2d(16, 16, 3, padding=1, groups=2),
+        "padding_mode": nn.Conv2d(16, 16, 3, padding=1, padding_mode="circular"),
+        "uneven": nn.Conv2d(16, 16, (2, 1), padding="same"),
+        "only nn.Linear": nn.Conv3d(16, 16, 1),
+        "served": nn.Conv2d(16, 16, 3),
+    }
+    for options, left in (({}, ""), ({"state": "packed"}, 'state="packed"'), ({"kernels": "dense"}, "one dense way")):
+        net = nn.ModuleDict({name.replace(".", " "): layer for name, layer in kinds.items()})
+        net["linear"] = nn.Linear(16, 16)
+        net.forward = lambda x, net=net: net["linear"](net["served"](x).movedim(1, -1))
+        handle = both_ways.attach(net, torch.randn(1, 16, 4, 4), **{"kernels": "sparse", **options})
+        for name in kinds:
+            said = handle.plan.skipped.get(f"{name.replace('.', ' ')}.weight", "")
+            assert left in said if name == "served" else name in said or left in said, (name, said)
+        handle.remove()
+
+
+@pytest.mark.parametrize("schedule", ["fixed", "every=20"])
+def test_200_steps_of_convolutions_have_the_losses_of_torch(schedule: str) -> None:
+    x = torch.randn(3, 16, 12, generator=torch.Generator().manual_seed(1))
+    losses: dict[str, list[float]] = {}
+    for kernels in ("sparse", "torch"):
+        torch.manual_seed(0)
+        layers = nn.Conv1d(16, 32, 1), nn.ReLU(), nn.Unflatten(1, (32, 1)), nn.Conv2d(32, 16, (1, 3)), nn.ReLU()
+        net = nn.Sequential(*layers, nn.Flatten(2), nn.Conv1d(16, 8, 1))
+        handle = both_ways.attach(net, x, kernels="sparse", schedule=schedule)
+        if kernels == "torch":  # the products of the masked weights as torch computes them
+            for layer in (net[0], net[3], net[6]):
+                products = layer.__dict__[CARRIED]
+                products.plan = replace(products.plan, choices={n: Choice("torch", False, "") for n in PRODUCTS})
+        optimizer = torch.optim.AdamW(net.parameters(), 3e-3, fused=True)
+        losses[kernels] = []
+        for _ in range(200):
+            optimizer.zero_grad()
+            loss = (net(x) - x[:, :8, 1:-1]).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses[kernels].append(loss.item())
+        handle.finish()
+    assert losses["sparse"] == pytest.approx(losses["torch"], rel=1e-5)
+    assert losses["sparse"][-1] < losses["sparse"][0] / 2
 
 
 def test_both_axes_stay_two_of_four_for_any_optimiser() -> None:

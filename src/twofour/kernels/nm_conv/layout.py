@@ -26,6 +26,23 @@ def to_rows(weight: Tensor) -> Tensor:
     return torch.cat([block.permute(0, 2, 3, 1).reshape(out, height, -1) for block in blocks], 2).reshape(out, -1)
 
 
+def to_turned_rows(weight: Tensor) -> Tensor:
+    """Return `to_rows` of the weight turned round: input and output channels exchanged, taps in the opposite order.
+
+    A convolution of dL/dz with it is the data gradient of stride 1. One pass over the weight, where flipping and
+    transposing it before would take three.
+    """
+    out, _, height, width = weight.shape
+    step = native.extension().conv_block
+    parts = [
+        weight[block : block + step, :, row, column].t()
+        for row in reversed(range(height))
+        for block in range(0, out, step)
+        for column in reversed(range(width))
+    ]
+    return torch.cat(parts, 1)
+
+
 def from_rows(rows: Tensor, channels: int, height: int, width: int) -> Tensor:
     """Undo `to_rows`: (out, height * width * channels) to (out, channels, height, width)."""
     block = native.extension().conv_block

@@ -4,29 +4,41 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from twofour import calls, masks
 from twofour.errors import TrainingError, one_of
+from twofour.kernels.conv import Geometry
 from twofour.layers import CARRIED, PrunableWeight, attached, remedy_for, require_module, walk
 from twofour.patterns import Transposable
 from twofour.training import fused
 from twofour.training.both_ways.choose import choices
+from twofour.training.both_ways.convolution import Seen, SparseConv2d, conv_choices, obstacle, products_of
 from twofour.training.both_ways.estimate import Estimate
 from twofour.training.both_ways.handle import TITLE, BothWays, first_masks, require_full
 from twofour.training.both_ways.kept_states import require_alone
 from twofour.training.both_ways.masked_weight import MaskedWeight
+from twofour.training.both_ways.pointwise import pointwise
 from twofour.training.fused.modules import is_written_out, put_through
 from twofour.training.schemes import require_free
 from twofour.training.schemes.sr_ste import DECAY
 from twofour.training.sparse_linear import LayerPlan, LinearProducts, Workspace
 from twofour.training.sparse_linear.implementations import types
 from twofour.training.sparse_linear.module import as_autocast, put_products
+
+
+class _Called(NamedTuple):
+    """How a layer was called: its tokens or pixels, its computing type, and the convolution that is no such product."""
+
+    tokens: int
+    dtype: torch.dtype
+    convolution: Seen | None
+
 
 _FORMS = '"fixed" or "every=K", K steps of the optimiser'
 
@@ -54,7 +66,9 @@ def attach(
     On a GPU the libraries' kernels of 16 bits take part (docs/gpu.md says what was run on one).
 
     Args:
-        model: Dense or masked "2:4-transposable". Its `nn.Linear` layers take part.
+        model: Dense or masked "2:4-transposable". Its `nn.Linear` layers take part, and, with dense parameters, its
+            convolutions of one group: those of one tap and stride 1 as the products over pixels that they are, an
+            `nn.Conv2d` of more by 2:4 convolutions in float32 on the CPU.
         example: A batch of the training's size: a tensor, a tuple of arguments or a dict of keyword arguments.
         schedule: "fixed": the mask is chosen once and the parameter itself is 2:4 after each step. "every=K": the
             parameter stays dense, forward pass and data gradient use its masked values, the mask is chosen again from
@@ -102,22 +116,46 @@ def attach(
     first = first_masks(model, weights) if start == 0 else {}
     if state == "packed":
         require_full(first)
-    chosen = cache(partial(choices, gradient, every, kernels, state, seconds))
-    plans = []
-    for weight in weights:
-        (tokens, dtype), parameter = seen[weight.name], weight.parameter
-        out, columns = parameter.shape
-        found = chosen((out, columns), tokens, dtype, parameter.device)
-        plans.append(LayerPlan(weight.layer, (out, columns), tokens, str(dtype).removeprefix("torch."), found))
+    plans = _plans(weights, seen, gradient, every, kernels, state, seconds)
     workspace = Workspace()
     for index, (weight, plan) in enumerate(zip(weights, plans, strict=True)):
-        masked = MaskedWeight(seen[weight.name][1], every is not None)
+        _, dtype, call = seen[weight.name]
+        if call is not None:
+            products = products_of(TITLE, call.geometry, dtype, every is not None, plan)
+            put_products(weight.module, products, over=SparseConv2d)
+            continue
+        masked = MaskedWeight(dtype, every is not None)
         layer_seed = (seed * 0x85EBCA6B + index * 0xC2B2AE35) & 0xFFFFFFFF
         estimate = Estimate(masked, layer_seed, workspace, wanted=gradient == "2:4")
         sources = {"forward": masked, "data": masked, "weight": estimate}
-        put_products(weight.module, LinearProducts(TITLE, sources, plan))
+        put_products(weight.module, LinearProducts(TITLE, sources, plan), over=pointwise(weight.module))
     held = {"state": state, "activations": _fuse(model, kernels, seconds), "masked": bool(masks.of(model))}
     return BothWays(model, weights, skipped, every=every, begin=start, decay=decay, first=first, **held)
+
+
+def _plans(
+    weights: Sequence[PrunableWeight],
+    seen: Mapping[str, _Called],
+    gradient: str,
+    every: int | None,
+    kernels: str,
+    state: str,
+    seconds: float,
+) -> list[LayerPlan]:
+    """Return what each layer runs; layers of one shape share what was measured."""
+    linear = cache(partial(choices, gradient, every, kernels, state, seconds))
+    convolution = cache(partial(conv_choices, every, kernels, seconds))
+    plans = []
+    for weight in weights:
+        (tokens, dtype, call), parameter = seen[weight.name], weight.parameter
+        shape = parameter.shape[0], parameter.shape[1]
+        if call is None:
+            found = linear(shape, tokens, dtype, parameter.device)
+        else:
+            shape, tokens = (shape[0], call.geometry.columns), call.pixels
+            found = convolution(call, dtype)
+        plans.append(LayerPlan(weight.layer, shape, tokens, str(dtype).removeprefix("torch."), found))
+    return plans
 
 
 def _fuse(model: nn.Module, kernels: str, seconds: float) -> dict[str, nn.Module]:
@@ -179,7 +217,7 @@ def _weights(
     skipped = {left.name: left.reason for left in walked.skipped}
     found = []
     for weight in walked.weights:
-        if reason := _reason(weight, state):
+        if reason := _reason(weight, state, kernels):
             skipped[weight.name] = reason
         else:
             found.append(weight)
@@ -188,7 +226,7 @@ def _weights(
             "no layer can be trained both ways",
             got="; ".join(f"{name}: {reason}" for name, reason in list(skipped.items())[:4])
             or "a model without weights",
-            wanted="at least one nn.Linear, float32 or 16 bits, both sides multiples of 4",
+            wanted="at least one nn.Linear or nn.Conv2d, float32 or 16 bits, both sides multiples of 4",
             remedy=remedy_for(skipped.values()),
         )
     return found, skipped
@@ -215,13 +253,21 @@ def _require_model(model: nn.Module, every: int | None, kernels: str) -> None:
         )
 
 
-def _reason(weight: PrunableWeight, state: str) -> str | None:
+def _reason(weight: PrunableWeight, state: str, kernels: str) -> str | None:
     """Why a weight cannot take part, or None."""
     parameter = weight.parameter
     if state == "packed" and not parameter.is_cpu:
         return f'on {parameter.device}: state="packed" is for the CPU'
-    if type(weight.module) is not nn.Linear or weight.attribute != "weight":
-        return f"{type(weight.module).__name__}: only nn.Linear runs sparse both ways"
+    module, kind = weight.module, type(weight.module).__name__
+    if weight.attribute != "weight" or (type(module) not in (nn.Linear, nn.Conv2d) and pointwise(module) is None):
+        return f"{kind}: only nn.Linear, nn.Conv2d, and an nn.Conv1d of one tap and stride 1, run sparse both ways"
+    if state == "packed" and type(module) is not nn.Linear:
+        return f'{kind}: state="packed" is for nn.Linear'
+    if isinstance(module, nn.Conv2d) and pointwise(module) is None:
+        if not parameter.is_cpu:
+            return f"{kind} on {parameter.device}: convolutions run sparse on the CPU"
+        if reason := "torch's own is the one dense way" if kernels == "dense" else obstacle(module):
+            return f"{kind}, {reason}"
     if weight.aliases:
         return f"tied to `{weight.aliases[0]}`"
     known = (torch.float32, *types(parameter.device))
@@ -233,20 +279,25 @@ def _reason(weight: PrunableWeight, state: str) -> str | None:
         return (
             f"{parameter.dtype} on {parameter.device}: one of {_listed(known)} is wanted, on the CPU or an NVIDIA GPU"
         )
-    if any(size % 4 for size in parameter.shape):
+    if any(size % 4 for size in parameter.shape[:2]):
         return f"{tuple(parameter.shape)}: both sides must be multiples of 4"
     return None
 
 
-def _calls(model: nn.Module, weights: Sequence[PrunableWeight], example: Any) -> dict[str, tuple[int, torch.dtype]]:
-    """Run the example once and return each layer's tokens and computing type."""
-    found: dict[str, tuple[int, torch.dtype]] = {}
+def _calls(model: nn.Module, weights: Sequence[PrunableWeight], example: Any) -> dict[str, _Called]:
+    """Run the example once and return how each layer was called."""
+    found: dict[str, _Called] = {}
 
-    def note(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def note(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x = calls.first_input(args, kwargs)
-        found[name] = (x.numel() // x.shape[-1], as_autocast(x)[0].dtype)
+        call = None
+        if isinstance(module, nn.Conv2d) and pointwise(module) is None:
+            images = x.numel() // max(1, math.prod(x.shape[-3:])), x.shape[-2], x.shape[-1]
+            call = Seen(Geometry.of(module), images, last=not x.is_contiguous())
+        found[name] = _Called(x.numel() // columns[name], as_autocast(x)[0].dtype, call)
 
     layers = [(weight.name, weight.module) for weight in weights]
+    columns = {weight.name: weight.parameter.shape[1] for weight in weights}
     with (
         calls.explaining(TrainingError, "the example", wanted=calls.FORMS, remedy="pass a batch of the training"),
         calls.evaluating(model),
@@ -254,7 +305,7 @@ def _calls(model: nn.Module, weights: Sequence[PrunableWeight], example: Any) ->
         calls.observing(layers, note),
     ):
         calls.Example.of(example).run(model)
-    if empty := [name for name, (tokens, _) in found.items() if not tokens]:
+    if empty := [name for name, (tokens, *_) in found.items() if not tokens]:
         raise TrainingError(
             "the example is empty",
             got=f"`{empty[0]}` sees 0 tokens",
@@ -263,7 +314,7 @@ def _calls(model: nn.Module, weights: Sequence[PrunableWeight], example: Any) ->
         )
     missing = [weight.name for weight in weights if weight.name not in found]
     known = {weight.name: types(weight.parameter.device) for weight in weights}
-    other = [f"{name} in {dtype}" for name, (_, dtype) in found.items() if dtype not in known[name]]
+    other = [f"{name} in {dtype}" for name, (_, dtype, _) in found.items() if dtype not in known[name]]
     if missing or other:
         raise TrainingError(
             "the example does not show how the layers are called",

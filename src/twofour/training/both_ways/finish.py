@@ -52,7 +52,8 @@ def finish(model: nn.Module) -> nn.Module:
         if keep is not None and not is_masked(module):
             kind = kind_of(module)
             assert kind is not None, name
-            chosen.append((PrunableWeight(f"{name}.weight".lstrip("."), name, module, "weight", kind), keep, PATTERN))
+            weight = PrunableWeight(f"{name}.weight".lstrip("."), name, module, "weight", kind)
+            chosen.append((weight, keep.view(parameter.shape), PATTERN))
     fused.take_off(model, TITLE)
     masks.attach_all(chosen)
     return model

@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from twofour import masks
 from twofour.errors import PatternError, TrainingError, cut
 from twofour.kernels import available
+from twofour.kernels.nm_conv import native_conv_rows
 from twofour.kernels.nm_sddmm import row_for
 from twofour.layers import PrunableWeight, put_over, stored_shape
 from twofour.masks import hooks
@@ -80,7 +81,8 @@ def _best(weights: Sequence[PrunableWeight], have: Mapping[str, Tensor]) -> dict
     for weight in weights:
         try:
             if (keep := have.get(weight.name)) is None:
-                keep = PATTERN.project(weight.parameter.detach(), absolute=True)
+                scores = weight.axis.last(weight.parameter.detach())
+                keep = weight.axis.restore(PATTERN.project(scores, absolute=True))
         except PatternError as error:
             raise error.for_layer(weight.name) from None
         chosen[weight.name] = keep
@@ -148,9 +150,11 @@ class BothWays(ProductsHandle):
         return f"2:4 both ways, {mask}, {self.steps} steps{'' if self.attached else ', over'}\n{self.plan}"
 
     def masks(self) -> dict[str, Tensor]:
-        """Return the masks in force, by parameter name: bool (out, in)."""
+        """Return the masks in force, by parameter name: bool, of the dense parameters' shapes."""
         return {
-            name: keep for name, products in self._products().items() if (keep := mask_of(products).mask()) is not None
+            weight.name: keep if mask_of(products).places is not None else keep.view(weight.parameter.shape)
+            for weight, products in zip(self._weights, self._products().values(), strict=True)
+            if (keep := mask_of(products).mask()) is not None
         }
 
     @property
@@ -253,7 +257,8 @@ class BothWays(ProductsHandle):
         """Take over the kernels of an interrupted run."""
         given = {name: {product: Choice(**choice) for product, choice in of.items()} for name, of in choices.items()}
         wanted = {choice.kernel for of in given.values() for choice in of.values() if choice.sparse}
-        here = {kernel.name for kernel in (*available("nm_matmul"), *available("nm_matmul", "cuda"))}
+        rows = *available("nm_matmul"), *available("nm_matmul", "cuda"), *native_conv_rows()
+        here = {kernel.name for kernel in rows if kernel.unavailable() is None}
         if not wanted <= here:
             _log.warning(
                 "the interrupted run's kernels are not here (%s): its bits will not come back", ", ".join(wanted - here)
@@ -305,8 +310,8 @@ class BothWays(ProductsHandle):
         moved, places, products = 0, 0, self._products()
         for name, keep in chosen.items():
             masked = mask_of(products[name])
-            if masked.keep is not None:
-                moved, places = moved + int((masked.keep != keep).sum()), places + keep.numel()
+            if (before := masked.keep) is not None:
+                moved, places = moved + int((before != keep.view(before.shape)).sum()), places + keep.numel()
             masked.put(keep)
         self.flips = moved / places if places else None
 

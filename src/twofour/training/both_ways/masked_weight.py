@@ -56,6 +56,7 @@ class MaskedWeight(Source):
 
     def put(self, keep: Tensor) -> None:
         """Put a mask in force; the layer keeps the tensor itself, and sees when it is changed in place."""
+        keep = keep.flatten(1)
         if self.keep is not keep:
             self.forget_layouts()
         self.keep, self.places = keep, None
@@ -140,7 +141,7 @@ class MaskedWeight(Source):
 
     def packed(self, kernel: Kernel, call: Call) -> Prepared:
         """Return the layout of W or W^T with the values that the weight has now."""
-        self._watch(call)
+        self.watch(call.b)
         weight, key, version = call.b, (call.product, kernel.name), -1 if self.keep is None else self.keep._version
         if self._packed_mask != version:
             self.forget_layouts()
@@ -156,13 +157,13 @@ class MaskedWeight(Source):
             self._filled, self._packed_state = self._filled | stale, state
         return self._packed[key]
 
-    def _watch(self, call: Call) -> None:
-        """Have an optimiser's step seen: fused ones do not count the version up by which a layout is known to be old.
+    def watch(self, weight: Tensor) -> None:
+        """Have optimisers' steps seen: fused ones do not count the version up by which a layout is known to be old.
 
-        Forward products have the parameter itself, others its transpose.
+        Forward products of a Linear have the parameter itself, others a view of it.
         """
-        if isinstance(call.b, nn.Parameter):
-            watch(call.b, self)
+        if isinstance(weight, nn.Parameter):
+            watch(weight, self)
 
     def _refill(self, weight: Tensor, stale: set[tuple[str, str]]) -> None:
         """Write a weight as the parameter holds it into layouts."""
@@ -189,7 +190,7 @@ class MaskedWeight(Source):
         keep = self.keep if self.dense_parameter else None
         if keep is None and self.places is None and call.b.dtype == call.a.dtype:
             return call.a, call.b
-        self._watch(call)
+        self.watch(call.b)
         turned = call.product == "data"
         weight = call.b.t() if turned else call.b
         state = (weight._version, weight.data_ptr(), -1 if keep is None else keep._version, call.a.dtype)

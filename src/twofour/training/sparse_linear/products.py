@@ -6,13 +6,14 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-from twofour.kernels import find
+from twofour.kernels import Kernel, find
+from twofour.kernels.base import Row
 from twofour.training.sparse_linear.chooser import Chooser
 from twofour.training.sparse_linear.implementations import TORCH
 from twofour.training.sparse_linear.plan import PRODUCTS, Choice, LayerPlan
@@ -74,7 +75,7 @@ class LinearProducts:
         if self.chooser is not None and self._signatures.get(call.product) != call.signature:
             self._choose(self.chooser, call, source, dtype)
         choice = self.plan.choices[call.product]
-        kernel = find(choice.kernel) if choice.sparse else None
+        kernel = cast(Kernel, find(choice.kernel, Row)) if choice.sparse else None
         if kernel is not None and source.takes(kernel, call):
             with part("pack"):
                 packed = source.packed(kernel, call)
