@@ -174,7 +174,7 @@ def test_gradients_can_be_clipped():
         "optimizer": lambda ps: torch.optim.SGD(ps, lr=1.0),
         "epochs": 1,
     }
-    train(model, batches, **sgd, clip_norm=0.5, progress=False)
+    train(model, batches, **sgd, clip_norm=np.float32(0.5), progress=False)
     after = torch.cat([p.detach().flatten() for p in model.parameters()])
     assert float((after - before).norm()) == pytest.approx(0.5, rel=1e-3)
 

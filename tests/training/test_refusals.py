@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -143,7 +144,7 @@ def test_a_weight_that_comes_alive_behind_the_optimisers_back():
     assert "256 non-zero entries" in str(caught.value)
 
 
-@pytest.mark.parametrize("norm", [-1.0, 0, float("nan"), "1"])
+@pytest.mark.parametrize("norm", [-1.0, 0, float("nan"), "1", np.float32(0)])
 def test_a_norm_that_would_turn_the_gradients_round(norm):
     model, _ = pair_of_models()
     before = copy.deepcopy(model.state_dict())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from torch import nn
@@ -59,7 +59,7 @@ class Plan:
             TrainingError,
             "say how often the original training called schedule.step()",
         )
-        if self.clip_norm is not None and (not isinstance(self.clip_norm, int | float) or not self.clip_norm > 0):
+        if self.clip_norm is not None and (not isinstance(self.clip_norm, Real) or not self.clip_norm > 0):
             raise TrainingError(
                 "`clip_norm` is impossible",
                 got=repr(self.clip_norm),
@@ -136,7 +136,7 @@ class Plan:
             "batches per epoch": length(self.loader),
             **({} if self.judge is None else {"keep": self.judge.keep}),
             **({} if self.judge is None or self.judge.held is None else {"held": self.judge.held.fingerprint}),
-            "clip_norm": self.clip_norm,
+            "clip_norm": None if self.clip_norm is None else float(self.clip_norm),
             "schedule_every": self.schedule_every,
             "optimiser": type(optimizer).__name__,
             "settings of the optimiser": settings,
