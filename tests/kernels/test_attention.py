@@ -10,6 +10,7 @@ from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.attention import (
     attention,
+    attention_dropped,
     attention_gradient,
     attention_of_columns,
     attention_of_sequences,
@@ -18,6 +19,7 @@ from twofour.kernels.attention import (
     whole_reference,
 )
 from twofour.kernels.attention.cpu import MOST_KEYS, MOST_WIDTH
+from twofour.kernels.attention.reference import drop_below, kept_by_dropout
 from twofour.kernels.quantization import Quantization, quantize_input
 
 SETTINGS = hypothesis.settings(
@@ -460,6 +462,42 @@ def test_gradients_against_float64(isa: str, sizes: tuple[int, ...], kind: str) 
         check_gradients(q, k, v, masks.get(kind), dtype=dtype, scale=0.3, causal=kind == "causal")
 
 
+@SETTINGS
+@hypothesis.given(
+    sizes=st.tuples(*(st.integers(1, most) for most in (2, 3, 110, 70, 70, 70))),
+    group=st.integers(1, 3),
+    kind=st.sampled_from(["none", "added", "kept", "causal"]),
+    dropout=st.sampled_from([0.1, 0.5, 0.99]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_dropout_and_shared_heads_against_float64(
+    isa: str, sizes: tuple[int, ...], group: int, kind: str, dropout: float, seed: int
+) -> None:
+    batch, heads, queries, keys, width, value_width = sizes
+    operand = operands(batch, heads, group, queries, keys, width, value_width)
+    masks = {"added": torch.randn(batch, 1, queries, keys), "kept": torch.rand(1, 1, queries, keys) > 0.4}
+    mask, options = masks.get(kind), {"scale": 0.3, "causal": kind == "causal", "dropout": dropout, "seed": seed}
+    exact = mask.double() if kind == "added" and mask is not None else mask
+    for dtype, limit in ((torch.float32, 1e-5), (torch.bfloat16, 2**-7)):
+        q, k, v = (t.to(dtype) for t in operand)
+        want = reference(q.double(), k.double(), v.double(), exact, **options)
+        size = reference(q.double(), k.double(), v.double().abs(), exact, **options)
+        got = attention_dropped(q, k, v, mask, *options.values())
+        assert got.dtype is dtype and ((got.double() - want).abs() <= limit * (size + 1e-3)).all()
+        check_gradients(*operand, mask, dtype=dtype, **options)
+
+
+def test_dropout_drops_its_share_and_neighbours_apart() -> None:
+    kept = kept_by_dropout((2, 4, 64, 256), drop_below(0.1), 5).double()
+    assert abs(kept.mean() - 0.9) < 2e-3
+    flat = kept.flatten(0, 2) - kept.mean()
+    for other in (flat.roll(1, 1), flat.roll(2, 1), flat.roll(1, 0), flat.roll(64, 0)):
+        assert abs((flat * other).mean() / flat.square().mean()) < 0.01
+    again = kept_by_dropout((2, 4, 64, 256), drop_below(0.1), 6).double()
+    assert abs((flat * (again.flatten(0, 2) - 0.9)).mean() / flat.square().mean()) < 0.01
+    assert drop_below(0.0) == 0 and drop_below(0.5) == 1 << 15 and drop_below(0.999999) == 65535
+
+
 @pytest.mark.parametrize("width", [32, 64, 128])
 def test_gradients_at_widths_of_real_models(isa: str, width: int) -> None:
     check_gradients(*operands(1, 2, 1, 128, 128, width, width))
@@ -493,6 +531,11 @@ def test_gradients_refuse_what_does_not_fit() -> None:
     for wrong in ((q, k[:, :, :4], v, q), (q, k, v, q[:, :, :3]), (q[:, :1], k, v, q), (q, k.bfloat16(), v, q)):
         with pytest.raises(KernelError):
             attention_gradient(*wrong)
+    for seed in (-1, 1 << 32):
+        with pytest.raises(KernelError, match="dropout"):
+            attention_gradient(q, k, v, q, dropout=0.1, seed=seed)
+        with pytest.raises(KernelError, match="dropout"):
+            attention_dropped(q, k, v, None, None, False, 0.1, seed)
 
 
 def sink(keys: int) -> tuple[torch.Tensor, ...]:

@@ -397,7 +397,7 @@ def attention_gradient(row: NativeRow, count: int) -> None:
         wide = None if mask is None else mask.expand(batch, heads, queries, keys)
         answers = [Guarded(tuple(of.shape), dtype) for of in (q, k, v)]
         given = *map(amid_nan, (q, k, v, upstream)), *(answer.view for answer in answers)
-        EXT.attention_gradient(row.index, *given, wide, width**-0.5, kind == "causal", count)
+        EXT.attention_gradient(row.index, *given, wide, width**-0.5, kind == "causal", 0, 0, count)
         leaves = [of.double().requires_grad_() for of in (q, k, v)]
         exact = mask.double() if mask is not None and kind == "add" else mask
         y = attention_reference(*leaves, exact, causal=kind == "causal")

@@ -334,7 +334,11 @@ def models(scale: int) -> Iterator[Call]:
         q, k, v, upstream = (torch.randn(2 * scale, 2, n, 8, dtype=getattr(torch, row.dtype)) for n in (3, 4, 4, 3))
         answers = q.clone(), k.clone(), v.clone()
         mask = torch.randn(2 * scale, 2, 3, 4)
-        yield row.isa, EXT.attention_gradient, [row.index, q, k, v, upstream, *answers, mask, 1.0, False, 1]
+        dropout = 1.0, False, 9000, 7, 1
+        yield row.isa, EXT.attention_gradient, [row.index, q, k, v, upstream, *answers, mask, *dropout]
+    for row in (row for row in native.rows("attention") if row.dtype != "int8"):
+        q, k, v = (torch.randn(2 * scale, 2, n, 8, dtype=getattr(torch, row.dtype)) for n in (5, 4, 4))
+        yield row.isa, EXT.attention_dropped, [row.index, q, k, v, q.clone(), torch.randn(2 * scale, 2, 5, 4), *dropout]
     for row in native.rows("activation"):
         x = torch.randn(4 * scale, 9)
         yield row.isa, EXT.activation, [row.index, 2, x, x.clone(), x.clone(), 1]

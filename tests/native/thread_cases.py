@@ -53,7 +53,13 @@ WRITTEN = {
     **{"attention_of_windows": (4,), "fused_matmul": (10, 26), "recurrent": (14, 15, 16), "assign_rows": (1,)},
     **{"attention_of_sequences": (4,), "take_rows": (2,), "real_tokens": (), "lay_out": (1, 2, 3)},
     **{"depthwise_conv": (4,), "dense_conv": (5,), "squeeze_excite": (6,)},
-    **{"attention_gradient": (5, 6, 7), "activation": (4,), "column_sums": (2,), "fill_pruned": (0,)},
+    **{
+        "attention_gradient": (5, 6, 7),
+        "attention_dropped": (4,),
+        "activation": (4,),
+        "column_sums": (2,),
+        "fill_pruned": (0,),
+    },
     **{"conv_chain": (5,), "bits_matmul": (4,), "bits_conv": (7,)},
 }
 """Places of the operands that a function writes."""

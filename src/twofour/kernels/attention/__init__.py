@@ -6,11 +6,12 @@ from twofour.kernels.attention.cpu import (
     attention_of_sequences,
     attention_of_windows,
 )
-from twofour.kernels.attention.gradient import attention_gradient, side_by_side
+from twofour.kernels.attention.gradient import attention_dropped, attention_gradient, side_by_side
 from twofour.kernels.attention.reference import reference, whole_reference
 
 __all__ = [
     "attention",
+    "attention_dropped",
     "attention_gradient",
     "attention_of_columns",
     "attention_of_sequences",

@@ -64,6 +64,10 @@ struct Attention {
   bool bytes = false;
   float bytes_scale = 1.0f;
   int32_t bytes_zero = 0;
+  // Dropout: weights whose 16 random bits are below `drop_below` go, the others count `kept_factor()` times. The bits follow
+  // from `drop_seed` and the weight's place (dropout.h). Rows of int8 drop nothing.
+  uint32_t drop_below = 0, drop_seed = 0;
+  float kept_factor() const { return 65536.0f / static_cast<float>(65536 - drop_below); }
 
   template <class E>
   HeadRows<E> rows_of(E* data, const Strides& s, int64_t b, int64_t h) const {

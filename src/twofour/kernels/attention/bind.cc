@@ -208,6 +208,21 @@ void bind_attention(nb::module_& m) {
     add_mask(border, mask, &args);
     run_attention(kernel, args, threads);
   });
+  // Attention of a training step, rows of "attention" but for those of int8: weights are dropped.
+  m.def("attention_dropped", [](int index, const Operand& q, const Operand& k, const Operand& v, const Operand& out,
+                                const Operand& mask, float scale, bool causal, int64_t drop_below, int64_t drop_seed,
+                                int threads) {
+    const AttentionKernel& kernel = row(kKernels, index);
+    const Border border(kernel.name);
+    const Types types = types_of(kernel);
+    border.require(std::strcmp(kernel.dtype, "int8") != 0, q, "queries", "a row of float32 or bfloat16");
+    const Heads queries = heads(border, q, "queries", types), keys = heads(border, k, "keys", types);
+    const Heads values = heads(border, v, "values", types);
+    Attention args = call_of(border, queries, keys, values, heads(border, out, "answer", types), out, scale, causal, 0.0f);
+    add_dropout(border, q, drop_below, drop_seed, &args);
+    add_mask(border, mask, &args);
+    run_attention(kernel, args, threads);
+  });
 }
 
 }  // namespace twofour

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "answers.h"
+#include "dropout.h"
 #include "softmax.h"
 
 namespace {
@@ -62,6 +63,11 @@ struct Blocks {
           for (int r = static_cast<int>(rows); r < kRows; ++r)  // so that unused rows hold numbers
             std::memset(scores + r * plan.score_stride, 0, sizeof(float) * static_cast<size_t>(seen));
         }
+        if (a.drop_below != 0)
+          for (int r = 0; r < rows; ++r) {
+            drop<C>(a, batch, head, row + r, seen, 1.0f, scores + r * plan.score_stride);
+            weights[r] *= a.kept_factor();
+          }
         weigh(a, plan, scores, values, seen, weights, out, row, rows);
       }
     }

@@ -25,7 +25,8 @@ struct FewQueries {
       for (int64_t row = 0; row < a.queries; ++row) {
         const int64_t seen = a.causal && row + 1 < a.keys ? row + 1 : a.keys;
         score(a, q.at(row), k, seen, scores);
-        const float weight = softmax<C>(a, batch, head, row, seen, scores);
+        float weight = softmax<C>(a, batch, head, row, seen, scores);
+        if (a.drop_below != 0) drop<C>(a, batch, head, row, seen, 1.0f, scores), weight *= a.kept_factor();
         weigh(a, scores, v, seen, weight, out, row);
       }
     }

@@ -1,4 +1,4 @@
-"""Gradients of fused attention on the CPU: rows of gradient.inc."""
+"""Attention of a training step on the CPU: its answer where weights are dropped, and its gradients."""
 
 from __future__ import annotations
 
@@ -9,6 +9,51 @@ from torch import Tensor
 
 from twofour import native
 from twofour.kernels.attention.cpu import DTYPES, mask_of
+from twofour.kernels.attention.reference import drop_below
+
+
+def attention_dropped(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    causal: bool,
+    dropout: float,
+    seed: int,
+) -> Tensor:
+    """Return attention of which a share of the weights is zero and the others larger, as `reference` says.
+
+    Args:
+        q: As in `attention`.
+        k: As in `attention`.
+        v: As in `attention`.
+        mask: As in `attention`.
+        scale: As in `attention`.
+        causal: As in `attention`.
+        dropout: The share, at least 0 and below 1, to the nearest 65536th.
+        seed: 32 bits from which it follows which weights go.
+
+    Returns:
+        As `attention`; a query that sees no key answers 0.
+
+    Raises:
+        KernelError: The operands do not fit.
+    """
+    q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
+    batch, heads, queries, width = q.shape
+    out = torch.empty(batch, queries, heads, v.shape[3], dtype=q.dtype, device="cpu").transpose(1, 2)
+    native.extension().attention_dropped(
+        native.best("attention", dtype=DTYPES[q.dtype]).index,
+        *(q, k, v, out),
+        None if mask is None else mask_of(mask, (batch, heads, queries, k.shape[2])),
+        width**-0.5 if scale is None else scale,
+        causal,
+        drop_below(dropout),
+        seed,
+        native.threads(),
+    )
+    return out
 
 
 def attention_gradient(
@@ -19,17 +64,22 @@ def attention_gradient(
     mask: Tensor | None = None,
     scale: float | None = None,
     causal: bool = False,
+    dropout: float = 0.0,
+    seed: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v of `attention(q, k, v, mask, scale, causal)`; scores are computed anew.
+    """Return the gradients of q, k and v of attention with these arguments; scores are computed anew.
 
     Args:
         q: float32 or bfloat16 (batch, heads, queries, width) on the CPU.
-        k: (batch, heads, keys, width) of q's dtype.
-        v: (batch, heads, keys, value width) of q's dtype.
+        k: (batch, key heads, keys, width) of q's dtype; heads is a multiple of key heads. Where it is larger, keys and
+            values are copied for each head that shares them.
+        v: (batch, key heads, keys, value width) of q's dtype.
         upstream: The answer's gradient, (batch, heads, queries, value width) of q's dtype, any strides.
         mask: As in `attention`; it gets no gradient.
         scale: As in `attention`.
         causal: As in `attention`.
+        dropout: As in `attention_dropped`.
+        seed: As in `attention_dropped`.
 
     Returns:
         Of the shapes and dtype of q, k and v. Where these are slices of one tensor, as a joined product leaves them,
@@ -38,6 +88,11 @@ def attention_gradient(
     Raises:
         KernelError: The operands do not fit.
     """
+    if k.ndim == 4 and 0 < k.shape[1] < q.shape[1] and q.shape[1] % k.shape[1] == 0:
+        group = q.shape[1] // k.shape[1]
+        k, v = (t.repeat_interleave(group, 1) for t in (k, v))
+        dq, dk, dv = attention_gradient(q, k, v, upstream, mask, scale, causal, dropout, seed)
+        return dq, torch.unflatten(dk, 1, (-1, group)).sum(2), torch.unflatten(dv, 1, (-1, group)).sum(2)
     q, k, v, upstream = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v, upstream))
     answers = _answers(q, k, v)
     native.extension().attention_gradient(
@@ -46,6 +101,8 @@ def attention_gradient(
         None if mask is None else mask_of(mask, (q.shape[0], q.shape[1], q.shape[2], k.shape[2])),
         q.shape[-1] ** -0.5 if scale is None else scale,
         causal,
+        drop_below(dropout),
+        seed,
         native.threads(),
     )
     return answers[0], answers[1], answers[2]

@@ -53,7 +53,7 @@ void bind_attention_gradient(nb::module_& m) {
   // Tensors of four axes, as in gradient.h; `mask` as of attention; dq, dk and dv are written.
   m.def("attention_gradient", [](int index, const Operand& q, const Operand& k, const Operand& v, const Operand& upstream,
                                  const Operand& dq, const Operand& dk, const Operand& dv, const Operand& mask, float scale,
-                                 bool causal, int threads) {
+                                 bool causal, int64_t drop_below, int64_t drop_seed, int threads) {
     const AttentionGradientKernel& kernel = row(kKernels, index);
     const Border border(kernel.name);
     const Types types = types_of(kernel);
@@ -73,6 +73,7 @@ void bind_attention_gradient(nb::module_& m) {
          AttentionMask::none, {}, queries.batch, queries.heads, queries.heads, queries.rows, keys.rows, queries.width,
          values.width, scale, causal, 0.0f, nullptr, nullptr, {}, {}, keys.rows},
         dout.data, dout.strides, to_q.data, to_k.data, to_v.data, to_q.strides, to_k.strides, to_v.strides};
+    add_dropout(border, q, drop_below, drop_seed, &args.of);
     if (queries.rows > 0 && keys.rows > 0) add_mask(border, mask, &args.of);
     run(kernel, args, threads);
   });

@@ -1,6 +1,6 @@
 // Gradients of one head at a time: for each block of queries the scores and their softmax P anew, from it and dP = dO V^T
-// the scores' gradient dS = P (dP - sum P dP), and the three products of these. dK and dV are summed over the blocks in a
-// workspace. Internal linkage.
+// the scores' gradient dS = P (dP - sum P dP), and the three products of these; of weights that dropout clears, dP is zero, and
+// P for dV. dK and dV are summed over the blocks in a workspace. Internal linkage.
 #pragma once
 
 #include <cstring>
@@ -221,6 +221,7 @@ struct GradientBlocks {
     for (int64_t r = 0; r < kRows; ++r) {
       float *p = scores + r * stride, *d = slopes + r * stride;
       const int64_t real = r < rows ? seen : 0;
+      if (a.drop_below != 0) drop<Floats>(a, batch, head, row + r, real, a.kept_factor(), d);
       reg total = V::zero();
       for (int64_t j = 0; j < real; j += V::width) {
         const reg x = V::load(p + j, real - j) * V::all(weights[r]);
@@ -230,6 +231,7 @@ struct GradientBlocks {
       const reg mean = V::all(V::sum(total));
       int64_t j = 0;
       for (; j < real; j += V::width) V::store_unaligned(d + j, V::load_unaligned(p + j) * (V::load(d + j, real - j) - mean));
+      if (a.drop_below != 0) drop<Floats>(a, batch, head, row + r, real, a.kept_factor(), p);
       for (; j < seen + V::width; j += V::width) V::store_unaligned(p + j, V::zero()), V::store_unaligned(d + j, V::zero());
     }
   }

@@ -62,4 +62,11 @@ inline bool is_apart(const Heads& out) {
   return true;
 }
 
+// Which weights go: `below` of 65536 numbers, by a seed of 32 bits.
+inline void add_dropout(const Border& border, const Operand& operand, int64_t below, int64_t seed, Attention* args) {
+  border.require(0 <= below && below < 65536 && 0 <= seed && seed <= UINT32_MAX, operand, "dropout",
+                 "a share of 65536 below it, and a seed of 32 bits");
+  args->drop_below = static_cast<uint32_t>(below), args->drop_seed = static_cast<uint32_t>(seed);
+}
+
 }  // namespace twofour

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from twofour.kernels.quantization import TINY
-from twofour.shapes import Float, Shaped
+from twofour.shapes import Bool, Float, Shaped
 
 
 def reference(
@@ -18,8 +20,22 @@ def reference(
     scale: float | None = None,
     causal: bool = False,
     unseen: float = 0.0,
+    dropout: float = 0.0,
+    seed: int = 0,
 ) -> Float[Tensor, "batch heads queries out"]:
-    """Return softmax(scale q k^T + mask) v; arguments as in `attention`, any floating dtype."""
+    """Return softmax(scale q k^T + mask) v; arguments as in `attention`, any floating dtype.
+
+    Args:
+        q: As in `attention`.
+        k: As in `attention`.
+        v: As in `attention`.
+        mask: As in `attention`.
+        scale: As in `attention`.
+        causal: As in `attention`.
+        unseen: As in `attention`.
+        dropout: The share of weights that are zero, to the nearest 65536th; the others are divided by what is left.
+        seed: From which it follows which ones (`kept_by_dropout`).
+    """
     group = q.shape[1] // k.shape[1]
     k, v = (t.repeat_interleave(group, dim=1) for t in (k, v))
     scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
@@ -30,7 +46,37 @@ def reference(
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else scores + mask
     weights = scores.softmax(-1)
-    return weights.masked_fill(scores.isneginf().all(-1, keepdim=True), unseen) @ v
+    weights = weights.masked_fill(scores.isneginf().all(-1, keepdim=True), unseen)
+    if below := drop_below(dropout):
+        weights = weights * kept_by_dropout(weights.shape, below, seed).to(weights) * (65536 / (65536 - below))
+    return weights @ v
+
+
+def drop_below(share: float) -> int:
+    """Return below which of 65536 numbers a weight is dropped, for a share of them."""
+    return min(65535, round(65536 * share))
+
+
+def kept_by_dropout(shape: Sequence[int], below: int, seed: int) -> Bool[Tensor, "batch heads queries keys"]:
+    """Return which weights stay: those whose 16 bits are not `below`.
+
+    Keys 2i and 2i + 1 of a row share 32 bits, the lower half is the first one's: MurmurHash3's finaliser of i and of
+    the row's seed, which is that of the row's number, of 64 bits, and of `seed`.
+    """
+    batch, heads, queries, keys = shape
+    rows = torch.arange(batch * heads * queries, device="cpu")
+    seeds = _finalised(rows & 0xFFFFFFFF, _finalised(rows >> 32, torch.tensor(seed, dtype=torch.int64, device="cpu")))
+    key = torch.arange(keys, device="cpu")
+    bits = _finalised(key >> 1, seeds[:, None]) >> ((key & 1) << 4) & 0xFFFF
+    return (bits >= below).view(shape)
+
+
+def _finalised(counter: Tensor, seed: Tensor) -> Tensor:
+    """Return 32 bits of a counter, in int64, whose products wrap around as those of 32 bits do."""
+    x = counter * 0x9E3779B1 + seed & 0xFFFFFFFF
+    x = (x ^ x >> 16) * 0x85EBCA6B & 0xFFFFFFFF
+    x = (x ^ x >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
+    return x ^ x >> 16
 
 
 STEPS, LAST = 2048, 32767

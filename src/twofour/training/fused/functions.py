@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from twofour.kernels.activation import activation, activation_gradient
-from twofour.kernels.attention import attention, attention_gradient, reference, side_by_side
+from twofour.kernels.attention import attention, attention_dropped, attention_gradient, reference, side_by_side
 from twofour.kernels.epilogue import ACTIVATIONS
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -83,16 +83,23 @@ class Activation(torch.autograd.Function):
 
 
 class Attention(torch.autograd.Function):
-    """softmax(scale q k^T + mask) v, and its three gradients in one call, which computes the scores anew."""
+    """softmax(scale q k^T + mask) v, and its three gradients in one call, which computes the scores anew.
+
+    Which weights dropout clears follows from a seed, so that no mask of them is kept.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, causal: bool
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, causal: bool, drop: float
     ) -> Tensor:
         """Return the answer, (batch, heads, queries, value width) in the order of (batch, queries, heads, width)."""
         ctx.save_for_backward(q, k, v, mask)
         ctx.scale, ctx.causal = scale, causal
-        return attention(q, k, v, mask, scale, causal)
+        if not drop:
+            ctx.dropout = 0.0, 0
+            return attention(q, k, v, mask, scale, causal)
+        ctx.dropout = drop, int(torch.randint(1 << 32, (), device="cpu"))
+        return attention_dropped(q, k, v, mask, scale, causal, *ctx.dropout)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -101,12 +108,14 @@ class Attention(torch.autograd.Function):
         wanted = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():
             own = q.view_as(q), k.view_as(k), v.view_as(v)  # they may be one tensor, or depend on one another
-            y = reference(own[0], own[1], own[2], mask, scale=ctx.scale, causal=ctx.causal)
+            drop, seed = ctx.dropout
+            options = {"scale": ctx.scale, "causal": ctx.causal, "dropout": drop, "seed": seed}
+            y = reference(own[0], own[1], own[2], mask, **options)
             of = [t for t, has in zip(own, wanted, strict=True) if has]
             found = iter(torch.autograd.grad(y, of, gradients[0], create_graph=True))
-            return *(next(found) if has else None for has in wanted), None, None, None
-        made = attention_gradient(q, k, v, gradients[0], mask, ctx.scale, ctx.causal)
-        return *(t if has else None for t, has in zip(made, wanted, strict=True)), None, None, None
+            return *(next(found) if has else None for has in wanted), *[None] * 4
+        made = attention_gradient(q, k, v, gradients[0], mask, ctx.scale, ctx.causal, *ctx.dropout)
+        return *(t if has else None for t, has in zip(made, wanted, strict=True)), *[None] * 4
 
 
 class Parts(torch.autograd.Function):
@@ -194,40 +203,43 @@ def _attention(
     q, k, v = (_computed(t) for t in (query, key, value))
     if not (plain(q, k, v) and any(t.requires_grad for t in (q, k, v))):
         return None
-    if dropout_p:
-        return Left("attention with dropout", "the native passes drop nothing; dropout_p=0 has them run")
+    if not 0 <= dropout_p < 1:
+        return None
     if q.ndim != 4:
         return Left(f"attention of {q.ndim} axes", "the native passes take (batch, heads, tokens, width)")
-    if enable_gqa and k.ndim == 4 and k.shape[1] != q.shape[1]:
-        return Left("attention with shared key heads", "the native backward pass takes a key head for each query head")
     batch, heads, queries, width = q.shape
-    keys, value_width = (k.shape[2], v.shape[-1]) if k.ndim == v.ndim == 4 else (0, 0)
-    if (tuple(k.shape), tuple(v.shape)) != ((batch, heads, keys, width), (batch, heads, keys, value_width)):
+    key_heads, keys, value_width = (*k.shape[1:3], v.shape[-1]) if k.ndim == v.ndim == 4 else (0, 0, 0)
+    if (tuple(k.shape), tuple(v.shape)) != ((batch, key_heads, keys, width), (batch, key_heads, keys, value_width)):
+        return None
+    if key_heads != heads and (not enable_gqa or heads % key_heads):
         return None
     mask, seen = attn_mask, (batch, heads, queries, keys)
     if mask is not None:
         if is_causal or not _takes(mask, seen):
             return None
         mask = mask if mask.dtype is torch.bool else mask.float()
-    ours = partial(_run_attention, mask=mask, scale=scale, causal=is_causal)
-    theirs = partial(_torch_attention, mask=mask, scale=scale, causal=is_causal)
+    given = {"mask": mask, "scale": scale, "causal": is_causal, "drop": float(dropout_p)}
+    ours, theirs = partial(_run_attention, **given), partial(_torch_attention, **given)
     form = f"{{}} x {heads} x {{}} x {width}, {_type(q)}, {{}} keys"
+    form += "" if key_heads == heads else f" in {key_heads} heads"
     form += "" if value_width == width else f" of {width} and {value_width}"
     form += ", causal" if is_causal else "" if mask is None else ", masked"
+    form += ", dropout" if dropout_p else ""
     return Call("attention", form, (batch, queries, keys), (q, k, v), ours, theirs)
 
 
 def _run_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, scale: float | None, causal: bool
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, scale: float | None, causal: bool, drop: float
 ) -> Tensor:
-    return cast(Tensor, Attention.apply(q, k, v, mask, scale, causal))
+    return cast(Tensor, Attention.apply(q, k, v, mask, scale, causal, drop))
 
 
 def _torch_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, scale: float | None, causal: bool
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, scale: float | None, causal: bool, drop: float
 ) -> Tensor:
     mask = mask if mask is None or mask.dtype is torch.bool else mask.to(q.dtype)
-    return functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
+    options = {"dropout_p": drop, "is_causal": causal, "scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
+    return functional.scaled_dot_product_attention(q, k, v, mask, **options)
 
 
 def _type(t: Tensor) -> str:

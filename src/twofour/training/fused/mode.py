@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import partial
-from types import FrameType
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -20,7 +18,6 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
-from twofour.layers.modules import table
 from twofour.measure.chooser import race
 from twofour.native.surroundings import by_operators
 from twofour.training.fused.functions import SERVED, Call, Left
@@ -36,6 +33,8 @@ MOST = 8
 as the nearest of them does."""
 _FUSED = "_twofour_fused"
 """Attribute of a model whose forward pass the mode is put over: its `Fused`."""
+_OWN = "_twofour_called"
+"""Attribute of the class that such a model has in the meantime: its own."""
 
 
 @dataclass(frozen=True)
@@ -99,49 +98,30 @@ class Fused(TorchFunctionMode):
                 return call.ours(*call.operands)
         return func(*args, **kwargs)
 
-    def enter(self, caller: FrameType) -> None:
-        """Begin to serve on this thread, until `leave`, or until the frame that runs the forward pass has ended.
-
-        What is no Exception (Ctrl-C, SystemExit) ends a forward pass without a call of its hooks.
-        """
-        if self._is_stale():
-            self.drop()
-        self._local.depth = getattr(self._local, "depth", 0) + 1
-        if self._local.depth == 1:
-            self._local.caller = caller
-            self.__enter__()
-
-    def leave(self) -> None:
-        """Undo `enter`, if there was one."""
-        depth = getattr(self._local, "depth", 0)
-        if depth == 1:
-            self.drop()
-        self._local.depth = max(0, depth - 1)
-
-    def drop(self) -> None:
-        """Take the mode off this thread, wherever it stands among the modes there, if `enter` put it on."""
-        if getattr(self._local, "caller", None) is None:
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Serve on this thread, however what is inside ends: by Ctrl-C and SystemExit too, which run no hooks."""
+        if getattr(self._local, "depth", 0):  # a model that calls itself
+            yield
             return
-        self._local.depth, self._local.caller = 0, None
+        self._local.depth = 1
+        try:
+            self.__enter__()
+            yield
+        finally:
+            self._local.depth = 0
+            self._drop()
+
+    def _drop(self) -> None:
+        """Take the mode off this thread; modes that were left above it stay."""
         above = []
         while torch._C._len_torch_function_stack() > 0 and (top := _pop_mode()) is not self:
             above.append(top)
         for mode in reversed(above):
             _push_mode(mode)
 
-    def _is_stale(self) -> bool:
-        """Whether the forward pass that `enter` was called for has ended without `leave`."""
-        caller, frame = getattr(self._local, "caller", None), sys._getframe()
-        if caller is None:
-            return False
-        while frame is not None and frame is not caller:
-            frame = frame.f_back
-        return frame is None
-
     def _takes(self, call: Call) -> bool:
         """Whether ours runs."""
-        if self._is_stale():
-            return False
         if self.policy != "measured":
             return self.policy == "always"
         if call.operands[0].numel() < LEAST or call.always:
@@ -198,7 +178,8 @@ def _measured(call: Call, seconds: float) -> Choice:
     """Time forward and backward pass of both, interleaved."""
     operands = [t.detach().requires_grad_(t.requires_grad) for t in call.operands]
     leaves = [t for t in operands if t.requires_grad]
-    with torch.autocast("cpu", enabled=False):
+    # Dropout draws numbers, as often as there is time for.
+    with torch.autocast("cpu", enabled=False), torch.random.fork_rng(devices=[]):
         upstream = call.theirs(*operands).detach()
         runs = {name: partial(_run, way, operands, leaves, upstream) for name, way in _ways(call).items()}
         taken, _ = race(runs, seconds=seconds, repeats=20)
@@ -242,8 +223,7 @@ def put_on(model: nn.Module, title: str, policy: str, seconds: float) -> None:
                 fused.leave_out(
                     Left(name or "(model)", "nn.MultiheadAttention takes modes of torch off while it computes")
                 )
-        model.register_forward_pre_hook(_enter)
-        model.register_forward_hook(_leave, always_call=True)
+        model.__class__ = _over(type(model))
     fused.owners.add(title)
 
 
@@ -255,13 +235,9 @@ def take_off(model: nn.Module, title: str) -> None:
     fused.owners.remove(title)
     if fused.owners:
         return
-    fused.drop()
     del model.__dict__[_FUSED]
-    before, after = "_forward_pre_hooks", "_forward_hooks"
-    for mine, names in ((_enter, (before,)), (_leave, (after, f"{after}_always_called"))):
-        for key in [key for key, hook in table(model, names[0]).items() if hook is mine]:
-            for name in names:
-                table(model, name).pop(key, None)
+    if _OWN in vars(type(model)):  # else a class that was put over it since keeps ours below, which does nothing now
+        model.__class__ = getattr(type(model), _OWN)
 
 
 def state_of(model: nn.Module) -> dict[str, dict[str, Any]]:
@@ -285,11 +261,26 @@ def apart() -> AbstractContextManager[Any]:
     return torch._C.DisableTorchFunction() if inside else nullcontext()
 
 
-def _enter(model: nn.Module, args: Any) -> None:
-    if not torch.compiler.is_compiling() and (fused := fused_of(model)) is not None:
-        fused.enter(sys._getframe(1))
+class _Called(nn.Module):
+    """A model while the mode is put over its calls. Hooks would not see a forward pass end that is interrupted."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or self._compiled_call_impl is not None or (mode := fused_of(self)) is None:
+            return super().__call__(*args, **kwargs)
+        with mode.serving():
+            return super().__call__(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:  # the class is made on demand: none to find by its name
+        return _blank, (getattr(type(self), _OWN),), self.__getstate__()
 
 
-def _leave(model: nn.Module, args: Any, output: Any) -> None:
-    if not torch.compiler.is_compiling() and (fused := fused_of(model)) is not None:
-        fused.leave()
+@cache
+def _over(base: type[nn.Module]) -> type[nn.Module]:
+    """Return a subclass that goes by the same name, by which transformers say what a folder holds."""
+    names = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(base.__name__, (_Called, base), {**names, _OWN: base})
+
+
+def _blank(base: type[nn.Module]) -> nn.Module:
+    over = _over(base)
+    return over.__new__(over)
