@@ -102,7 +102,9 @@ def test_without_an_example_convolutions_stay_and_the_plan_says_why() -> None:
 
 
 @pytest.mark.parametrize(
-    "row", [row for row in convolutions() if row.refuses(Geometry(16, 8, (1, 1))) is None], ids=lambda row: row.name
+    "row",
+    [row for row in convolutions() if row.refuses(Geometry(16, 8, (1, 1))) is None and row.dtype != "int8"],
+    ids=lambda row: row.name,
 )
 def test_conv1d_copies_and_pickles(row) -> None:
     module = nn.Conv1d(16, 8, 1)
@@ -334,3 +336,74 @@ def test_a_model_that_views_what_a_convolution_answers(
             for size in (2, 3):
                 found = made(x.repeat(2, 1, 1, 1)[:size])
                 torch.testing.assert_close(found[:2], want, rtol=1e-4, atol=1e-4)
+
+
+def whole_rows_first(times: dict[str, float], memory: str, **_: bool) -> ConvKernel:
+    """Choose as if int8 was faster, whatever the noise says."""
+    kernels = [find(name, ConvKernel) for name in times]
+    whole = [kernel for kernel in kernels if kernel.dtype == "int8"]
+    return next((kernel for kernel in whole if kernel.sparse), (whole or kernels)[0])
+
+
+class Residual(nn.Module):
+    """Convolutions in a row, one of them read by a residual sum too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.stem = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU())
+        rows = [nn.Conv2d(32, 32, 1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 1)]
+        self.rows, self.head = nn.Sequential(*rows), nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        return self.head(torch.relu(self.rows(x) + x).mean((2, 3)))
+
+
+@pytest.mark.parametrize("ranged", [False, True], ids=["dynamic", "static"])
+def test_a_network_in_whole_numbers(ranged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layer by layer, in a graph, which hands bytes on where ranges are static, out of a file, and exported."""
+    monkeypatch.setattr(choose_conv, "pick", whole_rows_first)
+    model, x = twofour.prune(Residual(), "2:4").eval(), image(4, 3, 14, 12)
+    data = {"data": [image(16, 3, 14, 12)]} if ranged else {}
+    want = model(x)
+    for graph in (False, True):
+        fast = quick(model, x, dtype="int8", graph=graph, effort="quick", **data)
+        convs = [module for module in fast.modules() if isinstance(module, CompiledConv)]
+        assert [module.dispatch.kernels[0].sparse for module in convs] == [False, True, True, True]
+        assert {module.dispatch.kernels[0].dtype for module in convs} == {"int8"}
+        assert all(module.problem.quantization.dynamic is not ranged for module in convs)
+        assert {module.prepared.nbytes < module.weight.nbytes for module in convs} == {True}
+        assert ("each image and token" in str(fast.plan) or "of each token" in str(fast.plan)) is not ranged
+        if graph:
+            assert fast.plan.account.engine == "graph" or "layer by layer is faster" in fast.plan.account.reason
+            handed = fast.plan.account.rewrites.get("images between convolutions in bytes", 0)
+            assert handed == (2 if ranged else 0), fast.plan.account.rewrites
+        for given in (x, x[:1], image(3, 3, 10, 9)):
+            assert (fast(given) - model(given)).norm() < 0.05 * model(given).norm()
+        twofour.save(fast, tmp_path / "whole.safetensors")
+        sizes = {layer.name: layer.bytes_in_file for layer in fast.plan.layers}
+        assert sum(sizes.values()) < (tmp_path / "whole.safetensors").stat().st_size
+        again = twofour.load(tmp_path / "whole.safetensors", Residual(), graph=graph, example=x if graph else None)
+        assert torch.equal(again.rows[2].prepared.tensors[0], fast.rows[2].prepared.tensors[0])
+        torch.testing.assert_close(again(x), fast(x), rtol=1e-3, atol=1e-3 * want.abs().max().item())
+        broken = x.clone()
+        broken[1, 0, 3, 3] = torch.nan
+        rows = fast(broken).isfinite().all(1)
+        assert rows[[0, 2, 3]].all() and bool(rows[1]) is ranged  # of a static range a NaN is its least number
+    exported = torch.export.export(quick(model, x, dtype="int8", graph=False, effort="quick", **data), (x,))
+    torch.testing.assert_close(exported.module()(x), fast(x), rtol=1e-2, atol=1e-2 * want.abs().max().item())
+
+
+def test_whole_numbers_are_candidates_beside_floats_in_int8_alone() -> None:
+    geometry = Geometry(16, 32, (3, 3), (1, 1), (1, 1), (1, 1))
+    weight = parse("2:4").project(torch.randn(32, 3, 3, 16), absolute=True).movedim(-1, 1) * torch.randn(32, 16, 3, 3)
+    for dtype, types in (("float32", {"float32"}), ("int8", {"float32", "int8"})):
+        for pattern in (None, parse("2:4")):
+            rows, because = conv_candidates(weight, geometry, pattern, "no pattern", dtype=dtype)
+            assert {row.dtype for row in rows} == types
+            assert {row.sparse for row in rows} == ({False} if pattern is None else {True, False})
+            assert bool(because) is (pattern is None)
+    grouped = Geometry(16, 32, (3, 3), groups=2)
+    rows, _ = conv_candidates(weight[:, :8], grouped, parse("2:4"), "", dtype="int8")
+    assert {row.dtype for row in rows} == {"float32"}

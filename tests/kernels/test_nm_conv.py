@@ -19,12 +19,15 @@ from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.fold import fold_batch_norm
 from twofour.kernels.nm_conv import from_conv_layout, nm_conv_reference, to_conv_layout
 from twofour.kernels.nm_conv.layout import from_rows, to_rows, to_turned_rows
+from twofour.kernels.quantization import Quantization
+from twofour.kernels.window_conv import window_conv_reference
 from twofour.packing import Packed
 from twofour.patterns import parse
 
 EPSILON = torch.finfo(torch.float32).eps
 APART_ROWS = ("depthwise_conv", "block_conv", "hybrid_conv")  # of other weights: their sweeps are in test_table.py
-ROWS = [row for row in convolutions() if not row.close and row.operation not in APART_ROWS]
+WHOLE = [row for row in convolutions() if row.dtype == "int8"]
+ROWS = [row for row in convolutions() if not row.close and row not in WHOLE and row.operation not in APART_ROWS]
 DEPTHWISE = [row for row in convolutions() if row.operation == "depthwise_conv"]
 NATIVE = [row for row in ROWS if row.layout == "pairs"]
 BLOCKS = [row for row in NATIVE if "blocks" in row.name]
@@ -273,7 +276,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_a_level_above_the_cap_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWOFOUR_ISA", "scalar")
-    assert all("needs" in (row.unavailable() or "") for row in ROWS if row.isa not in ("scalar", "any"))
+    assert all("needs" in (row.unavailable() or "") for row in (*ROWS, *WHOLE) if row.isa not in ("scalar", "any"))
 
 
 def test_products_of_a_set_without_convolutions_leave_residuals_to_portable_code(monkeypatch):
@@ -324,3 +327,113 @@ def test_any_depthwise_geometry(
     assert_convolution(plain, x, weight, bias, geometry)
     want = Epilogue(activation).apply(plain if other is None else plain + other)
     torch.testing.assert_close(y, want, atol=1e-5, rtol=1e-5)
+
+
+RANGES = {
+    "dynamic": Quantization(),
+    "static": Quantization(0.02, 117),
+    "bytes": Quantization(0.02, 117, torch.uint8, 0.05, 20),
+    "signed bytes": Quantization(0.03, 0, torch.int8, 0.07, -9),
+    "halves": Quantization(0.02, 117, torch.bfloat16),
+}
+
+
+def assert_whole(
+    row: ConvKernel, x: Tensor, problem: ConvProblem, other: Tensor | None = None, seed: int = 0
+) -> Tensor:
+    """An int8 row gives the bits of the reference; returns its answer."""
+    geometry = problem.geometry
+    dense = torch.randn(geometry.out_channels, geometry.in_channels, *geometry.kernel)
+    weight = sparse(geometry, seed) if row.sparse else dense
+    prepared, bias = row.prepare(weight, geometry), torch.randn(geometry.out_channels) if seed % 2 else None
+    found = prepared.restore()
+    assert isinstance(found, Packed) and found.scales is not None
+    scales = found.scales.view(geometry.out_channels, -1)[:, 0]
+    whole = replace(found, scales=None).unpack()
+    y = row.run(x, prepared, bias, problem, other)
+    assert torch.equal(y, window_conv_reference(x, whole, scales, bias, problem, other)), (geometry, problem)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    return y
+
+
+@each_row(WHOLE)
+def test_whole_numbers_give_the_bits_of_the_reference(row: ConvKernel) -> None:
+    swept = 0
+    for count, (geometry, (images, height, width)) in enumerate(GEOMETRIES):
+        if row.refuses(geometry):
+            assert geometry.groups > 1
+            continue
+        swept += 1
+        x, ranges = torch.randn(images, geometry.in_channels, height, width), list(RANGES.values())
+        problem = replace(ConvProblem.of(geometry, ("none", "relu")[count % 2]), quantization=ranges[count % 5])
+        with threads(1 + count % 3):
+            answer, halves = assert_whole(row, x, problem, seed=count), x.bfloat16()
+            for image in (x, halves):
+                low = problem.quantization.output(image) is torch.bfloat16
+                added = torch.randn(answer.shape).to(torch.bfloat16 if low else torch.float32)
+                assert_whole(row, image, problem, added, seed=count)
+            if not problem.quantization.dynamic:
+                assert_whole(row, (x * 50 + 128).clamp(0, 255).to(torch.uint8), problem, seed=count)
+    assert swept > 8
+
+
+@each_row(WHOLE)
+@given(data=st.data())
+@settings(max_examples=8, deadline=None)
+def test_any_geometry_in_whole_numbers(row: ConvKernel, data: st.DataObject) -> None:
+    def pair(least: int, most: int) -> tuple[int, int]:
+        return data.draw(st.integers(least, most)), data.draw(st.integers(least, most))
+
+    channels = data.draw(st.sampled_from([4, 12, 64, 72] if row.sparse else [1, 3, 16, 65]))
+    kernel, dilation, before, after = pair(1, 4), pair(1, 3), pair(0, 3), pair(0, 3)
+    geometry = Geometry(channels, data.draw(st.integers(1, 70)), kernel, pair(1, 4), before, after, dilation)
+    height, width = (data.draw(st.integers(d * (k - 1) + 1, 17)) for d, k in zip(dilation, kernel, strict=True))
+    ranged, seed = RANGES[data.draw(st.sampled_from(sorted(RANGES)))], data.draw(st.integers(0, 99))
+    x = torch.randn(data.draw(st.integers(0, 3)), channels, height, width) * 3
+    with threads(data.draw(st.integers(1, 3))):
+        assert_whole(row, x, replace(ConvProblem.of(geometry, "relu"), quantization=ranged), seed=seed)
+
+
+@each_row(WHOLE)
+def test_what_is_not_finite_takes_its_image_or_the_ends_of_the_range(row: ConvKernel) -> None:
+    geometry = Geometry(16, 21, (3, 3), (1, 1), (1, 1), (1, 1))
+    x, prepared = torch.randn(3, 16, 5, 6), row.prepare(sparse(geometry), geometry)
+    clean = row.run(x, prepared, None, ConvProblem.of(geometry))
+    for odd in (float("nan"), float("inf")):
+        x[1, 3, 2, 2] = odd
+        y = row.run(x, prepared, None, ConvProblem.of(geometry))
+        assert y[1].isnan().all() and torch.equal(y[::2], clean[::2])  # as a token of an int8 product
+    static = replace(ConvProblem.of(geometry), quantization=RANGES["static"])
+    assert_whole(row, x, static)
+
+
+@each_row(WHOLE)
+def test_whole_weights_come_back_as_they_were_rounded(row: ConvKernel) -> None:
+    for geometry in (Geometry(64, 33, (3, 2)), Geometry(16, 200, (1, 1))):
+        weight = sparse(geometry, 7) * torch.rand(geometry.out_channels, 1, 1, 1)
+        weight[3] = 0
+        prepared = row.prepare(weight, geometry)
+        found = prepared.restore()
+        assert isinstance(found, Packed) and found.header.shape == weight.shape
+        assert ((found.unpack() - weight).abs() <= weight.abs().amax((1, 2, 3), keepdim=True) / 253).all()
+        for again in (row.prepare(found, geometry), prepared.again(found.unpack())):  # a file's, a graph's
+            assert torch.equal(again.tensor, prepared.tensor)
+        turned = row.prepare(-2 * found.unpack(), geometry)  # as a normalisation scales it
+        assert torch.equal(replace(turned.restore(), scales=None).unpack(), -replace(found, scales=None).unpack())
+
+
+def test_what_whole_numbers_cannot_read_is_refused() -> None:
+    for row in (row for row in WHOLE if row.unavailable() is None):
+        geometry = Geometry(16, 8, (3, 3))
+        prepared, problem = row.prepare(sparse(geometry), geometry), ConvProblem.of(geometry)
+        with pytest.raises(KernelError, match="operands of a convolution"):  # bytes without a range
+            row.run(torch.zeros(1, 16, 9, 9, dtype=torch.uint8), prepared, None, problem)
+        with pytest.raises(KernelError, match="bytes made for another kernel"):
+            row.run(torch.randn(1, 16, 9, 9), prepared, None, ConvProblem.of(Geometry(16, 8, (5, 5))))
+        with pytest.raises(KernelError, match="operands of a convolution"):
+            row.run(torch.randn(1, 16, 9, 9), prepared, None, problem, torch.randn(1, 8, 9, 9))
+        with pytest.raises(KernelError, match="whole numbers as inputs"):
+            row.run(torch.randn(1, 16, 9, 9), prepared, None, replace(problem, quantization=Quantization(bits=4)))
+        assert "groups" in (row.refuses(Geometry(16, 8, (3, 3), groups=2)) or "")
+        assert "int32" in (row.refuses(Geometry(1 << 16, 8, (3, 3))) or "")
+        assert (row.refuses(Geometry(6, 8, (2, 2))) is None) is not row.sparse

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from tests.conftest import threads
 from tests.kernels.bounds import FIXED_POINT, int4_bound
-from tests.kernels.test_nm_conv import APART, GEOMETRIES, assert_convolution
+from tests.kernels.test_nm_conv import APART, GEOMETRIES, assert_convolution, assert_whole
 from tests.kernels.test_nm_conv import sparse as sparse_conv
 from twofour import native
 from twofour.kernels.attention import reference as attention_reference
@@ -670,6 +671,18 @@ def hybrid_convolution(row: ConvKernel) -> None:
     assert swept
 
 
+def whole_convolution(row: ConvKernel) -> None:
+    swept = 0
+    for place, (geometry, (images, height, width)) in enumerate(GEOMETRIES):
+        if row.refuses(geometry) is None:
+            swept += 1
+            x = random(images, geometry.in_channels, height, width)
+            quantization = (DYNAMIC, Quantization(0.03, 99))[place % 2]
+            with threads(THREADS[place % len(THREADS)]):
+                assert_whole(row, x, replace(ConvProblem.of(geometry), quantization=quantization), seed=place)
+    assert swept
+
+
 DRIVERS: dict[str, Callable] = {
     **{drive.__name__: drive for drive in (nm_mask, nm_tiles, nm_nonzero, nm_ties, nm_stripes, nm_compress)},
     **{drive.__name__: drive for drive in (nm_unbiased, nm_gradient, nm_conv_gradient, nm_sddmm)},
@@ -688,7 +701,7 @@ DRIVERS: dict[str, Callable] = {
         "block_conv": block_convolution,
         "dense_conv": convolution,
     },
-    "depthwise_conv": convolution,
+    **{"depthwise_conv": convolution, "window_conv": whole_convolution},
 }
 """Operation -> the sweep of one of its rows: with so many threads, or with each number of them."""
 

@@ -29,6 +29,7 @@ from twofour.kernels.fused_block import Expression, program
 from twofour.kernels.nm_conv.layout import to_conv_layout
 from twofour.kernels.nm_matmul import native_rows
 from twofour.kernels.nm_matmul.hybrid import hybrid_rows
+from twofour.kernels.window_conv import window_conv_rows
 from twofour.packing import layout_header
 from twofour.patterns import parse
 
@@ -248,6 +249,11 @@ def products(scale: int) -> Iterator[Call]:
         moved = to_conv_layout(regions, geometry, rule)
         given = [row.index, image, moved, bias[:12], answer.clone(), answer, 1, *axes, 1, 1]
         yield row.isa, EXT.hybrid_conv, given
+    for row in window_conv_rows():
+        for x, ranged in ((image, (True, 1.0, 0)), (image.to(torch.uint8), (False, 0.1, 3))):
+            moved = row.prepare(weight, geometry).tensor
+            given = row.index, x, moved, bias[:12], answer.clone(), answer, *axes, 1, *ranged, 1.0, 0, 1
+            yield row.isa, EXT.window_conv, [*given]
     for row in (*direct_rows(), *winograd_rows()):
         moved = row.prepare(weight, geometry).tensor
         yield (

@@ -22,6 +22,7 @@ KERNELS = (
     "twofour::column_sums_",
     "twofour::norm_",
     "twofour::fused_block_",
+    "twofour::window_conv_",
 )
 
 

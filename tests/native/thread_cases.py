@@ -60,7 +60,7 @@ WRITTEN = {
         "column_sums": (2,),
         "fill_pruned": (0,),
     },
-    **{"conv_chain": (5,), "bits_matmul": (4,), "bits_conv": (7,)},
+    **{"conv_chain": (5,), "bits_matmul": (4,), "bits_conv": (7,), "window_conv": (5,)},
 }
 """Places of the operands that a function writes."""
 

@@ -14,8 +14,11 @@ from torch import Tensor, nn
 
 from twofour import quantization
 from twofour.compiler.codes import Codes
+from twofour.compiler.conv import CompiledConv
 from twofour.compiler.layer import CompiledLinear
 from twofour.kernels.bits_matmul import BitWeight
+from twofour.kernels.conv import finish
+from twofour.kernels.nm_conv import nm_conv_reference
 from twofour.measure.distance import distance
 from twofour.packing import dense_of, encodings
 
@@ -153,7 +156,7 @@ def _with_noise(x: Tensor, axes: int, draw: torch.Generator) -> Tensor:
 
 @contextmanager
 def on_exact_activations(model: nn.Module) -> Iterator[None]:
-    """Let compiled Linears multiply activations as they are by their weights, opened, inside."""
+    """Let compiled Linears and convolutions in int8 multiply activations as they are by opened weights inside."""
     products = [low.runs.product for low in quantization.of(model).values() if isinstance(low.runs, Codes)]
     with ExitStack() as stack:
         for layer in (*model.modules(), *products):
@@ -166,4 +169,14 @@ def on_exact_activations(model: nn.Module) -> Iterator[None]:
 
                 object.__setattr__(layer, "forward", forward)
                 stack.callback(object.__delattr__, layer, "forward")
+            elif isinstance(layer, CompiledConv) and layer.dispatch.kernels[0].dtype == "int8":
+
+                def image(x: Tensor, other: Tensor | None, layer: CompiledConv = layer) -> Tensor:
+                    weight = dense_of(layer.prepared.source())
+                    weight = weight if weight.ndim == 4 else weight.unsqueeze(2)
+                    y = nm_conv_reference(x, weight, layer.bias, layer.geometry)
+                    return finish(y, layer.problem.activation, other)
+
+                object.__setattr__(layer, "_image", image)
+                stack.callback(object.__delattr__, layer, "_image")
         yield

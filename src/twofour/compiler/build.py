@@ -13,6 +13,7 @@ from twofour import masks, native, quantization
 from twofour.compiler.choose import Choice, Progress
 from twofour.compiler.choose_conv import ConvCase, choose_conv, not_measured
 from twofour.compiler.choose_recurrent import RecurrentWeights, choose_recurrent
+from twofour.compiler.computing import FLOAT32
 from twofour.compiler.conv import CompiledConv
 from twofour.compiler.layer import CompiledLinear, MeasuredLayer, PreparedWeights
 from twofour.compiler.plan import LayerPlan, Plan, described
@@ -88,11 +89,12 @@ def build(
 
 def _ranges(weights: Collection[LayerWeight], dtype: str) -> str:
     """Say what int8 layers round their inputs by, "" of another type."""
-    linear = [weight for weight in weights if weight.geometry is None and dtype == "int8"]
-    static = sum(not weight.quantization.dynamic for weight in linear)
+    ranged = [weight for weight in weights if dtype == "int8"]
+    static = sum(not weight.quantization.dynamic for weight in ranged)
     if not static:
-        return "a range of each token" if linear else ""
-    return "static ranges of the data" + ("" if static == len(linear) else f" in {static} layers")
+        kinds = {"image" if weight.geometry is not None else "token" for weight in ranged}
+        return f"a range of each {' and '.join(sorted(kinds, reverse=True))}" if kinds else ""
+    return "static ranges of the data" + ("" if static == len(ranged) else f" in {static} layers")
 
 
 def concluded(plan: Plan, terms: Terms) -> Plan:
@@ -182,6 +184,8 @@ class _Chooser:
         else:
             layer = CompiledLinear(entry.name, entry.columns, problem, *given)
         layer.axis, layer.weight_dtype, layer.pattern = entry.axis, entry.activations, entry.pattern
+        if isinstance(problem, ConvProblem) and choice.dispatch.kernels[0].dtype == "float32":
+            entry = replace(entry, computing=FLOAT32)  # as it is written
         stored = entry.bytes_in_file(choice.dispatch.sparse)
         return layer, _describe(entry, choice, tokens, prepared.nbytes, stored, self.terms, because)
 

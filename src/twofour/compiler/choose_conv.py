@@ -20,7 +20,6 @@ from twofour.kernels.base import Prepared, widest
 from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry, Images, channels_last
 from twofour.kernels.conv_operator import to_numbers
 from twofour.kernels.dispatch import DispatchTable
-from twofour.kernels.nm_conv import CONV_REFERENCE
 from twofour.measure.cache import Cache
 from twofour.packing import Packed, dense_of, pack
 from twofour.patterns import Pattern
@@ -48,6 +47,7 @@ class ConvCase:
         pattern: What the weight obeys along its input channels, None for a dense one.
         because: Why there is no pattern.
         residual: Whether a tensor is added before the activation.
+        dtype: Computing type of the model: in int8 rows of float32 are candidates too.
     """
 
     name: str
@@ -58,6 +58,7 @@ class ConvCase:
     pattern: Pattern | None = None
     because: str = ""
     residual: bool = False
+    dtype: str = "float32"
 
     @classmethod
     def of(cls, entry: LayerWeight) -> ConvCase:
@@ -65,7 +66,8 @@ class ConvCase:
         problem, weight = entry.problem, entry.weight
         assert isinstance(problem, ConvProblem), entry.name
         dense = dense_of(weight)
-        return cls(entry.name, dense, entry.bias, problem, entry.images, entry.pattern, entry.dense_because)
+        found = entry.name, dense, entry.bias, problem, entry.images, entry.pattern, entry.dense_because
+        return cls(*found, dtype=entry.computing.dtype)
 
     @property
     def fused(self) -> bool:
@@ -78,6 +80,8 @@ class ConvCase:
         numbers, size = "/".join(map(str, to_numbers(self.problem.geometry))), "x".join(map(str, self.images))
         steps = [f"+{self.problem.activation}"] if self.problem.activation != "none" else []
         steps = [*(["+bias"] if self.bias is not None else []), *(["+add"] if self.residual else []), *steps]
+        steps += [] if self.dtype == "float32" else [f"+{self.dtype}"]
+        steps += [] if self.problem.quantization.dynamic else ["+static"]
         return f"conv/{numbers}{''.join(steps)}@{size}"
 
     def inputs(self) -> list[Tensor]:
@@ -106,10 +110,11 @@ def conv_candidates(
     close: bool = False,
     *,
     native_alone: bool = False,
+    dtype: str = "float32",
 ) -> tuple[tuple[ConvKernel, ...], str]:
     """Return the kernels worth measuring for a convolution, and why none of them is sparse, "" when some are.
 
-    Of the native rows only those of the highest instruction-set level are worth measuring.
+    Of the native rows only those of the highest instruction-set level of each type are worth measuring.
 
     Args:
         weight: (out, in / groups, height, width).
@@ -118,14 +123,16 @@ def conv_candidates(
         because: Why there is no pattern.
         close: Whether rows whose error is larger than a sum's are candidates.
         native_alone: Leave the libraries' rows out, where a native one fits.
+        dtype: Computing type: rows of float32 are candidates in every one.
     """
-    fitting = [k for k in convolutions() if not k.sparse and not k.refuses(geometry)]
+    rows = [k for k in convolutions() if k.dtype in ("float32", dtype)]
+    fitting = [k for k in rows if not k.sparse and not k.refuses(geometry)]
     if native_alone:
         fitting = [k for k in fitting if k.isa != "any"] or fitting
-    own = widest([k for k in fitting if k.isa != "any" and not k.close])
+    own = _widest([k for k in fitting if k.isa != "any" and not k.close])
     dense = (*(k for k in fitting if k.isa == "any" and not k.close), *own)
     dense += tuple(widest([k for k in fitting if k.close])) if close else ()
-    sparse = [k for k in convolutions() if k.sparse and k is not CONV_REFERENCE]
+    sparse = [k for k in rows if k.sparse]
     if pattern is None:
         refusals = [kernel.refuses(geometry) for kernel in sparse if kernel.form is not None]
         return dense, because if None in refusals else str(refusals[0])
@@ -140,7 +147,13 @@ def conv_candidates(
     form = fitting[0].form or pattern
     if not (found := form.check(weight.movedim(1, -1))).ok:
         return dense, broken(form, found)
-    return (*widest(fitting), *dense), ""
+    return (*_widest(fitting), *dense), ""
+
+
+def _widest(rows: Sequence[ConvKernel]) -> list[ConvKernel]:
+    """Return the rows of the highest instruction-set level of each computing type."""
+    types = dict.fromkeys(row.dtype for row in rows)
+    return [row for dtype in types for row in widest([one for one in rows if one.dtype == dtype])]
 
 
 def _packed(weight: Tensor, pattern: Pattern | None, kernels: Sequence[ConvKernel]) -> Packed | None:
@@ -197,7 +210,8 @@ def choose_conv(
     """
     problem, images, weight, geometry = case.problem, case.images, case.weight, case.problem.geometry
     close = close and memory == "fast"
-    kernels, because = conv_candidates(weight, geometry, case.pattern, case.because, close, native_alone=native_alone)
+    options = {"native_alone": native_alone, "dtype": case.dtype}
+    kernels, because = conv_candidates(weight, geometry, case.pattern, case.because, close, **options)
     copies = min(MOST_COPIES, max(1, min(footprint, ROTATED_BYTES) // (weight.numel() * 4)))
     packed = _packed(weight, case.pattern, kernels)
     key = cache.key(case.text + ("" if packed is None else f"/{packed.header.pattern}"), copies)

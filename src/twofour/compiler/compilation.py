@@ -70,7 +70,9 @@ class Compilation:
         """Return the settings of a model that was compiled by a plan."""
         layers = list(fast.named_modules())
         quantized = [
-            (name, module.problem.quantization) for name, module in layers if isinstance(module, CompiledLinear)
+            (name, module.problem.quantization)
+            for name, module in layers
+            if isinstance(module, CompiledLinear | CompiledConv)
         ]
         return cls(
             computing,

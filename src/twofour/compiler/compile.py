@@ -33,6 +33,7 @@ from twofour.compiler.plan import Plan
 from twofour.compiler.ranges import observe
 from twofour.compiler.recurrent_kinds import is_recurrent
 from twofour.compiler.replaceable import (
+    CONVOLVED,
     LayerWeight,
     device_of,
     is_linear,
@@ -161,7 +162,7 @@ def _layer_by_layer(
     computing = terms.computing
     require_steps(model)
     counts, images, ran, reference = _observe(model, example)
-    images = images if (computing.dtype, computing.device) == ("float32", "cpu") else {}
+    images = images if computing.dtype in CONVOLVED and computing.device == "cpu" else {}
     weights = _ranged(model, dict(replaceable(model, computing, images)), data)
     recurrent = dict(recurrent_layers(model, computing, ran))
     left = left_alone(model, computing, {**weights, **recurrent})

@@ -55,11 +55,13 @@ class CompiledConv(MeasuredLayer):
         """Return activation(conv(input, W) + bias + other).
 
         Args:
-            input: float32 ([images,] in, [height,] width), any strides; channels last is not copied.
+            input: float32 ([images,] in, [height,] width), any strides; channels last is not copied. In int8 with a
+                static range also uint8, rounded by it.
             other: float32 of the output's shape, or None.
 
         Returns:
-            float32 ([images,] out, [height,] width), channels last; in the order of a contiguous input if `in_order`.
+            ([images,] out, [height,] width), channels last; in the order of a contiguous input if `in_order`. float32,
+            but of what hands on bytes.
 
         Raises:
             KernelError: Shape, dtype or device of an operand do not fit, or a gradient is asked for.
@@ -96,7 +98,8 @@ class CompiledConv(MeasuredLayer):
 
     def _operator(self, x: Tensor, other: Tensor | None) -> tuple[Any, tuple[Any, ...]]:
         (weight,), (kernel,) = self.prepared.tensors, self.dispatch.names
-        options = self.problem.activation, other
+        ranged = self.problem.quantization
+        options = self.problem.activation, other, ranged.x_scale, ranged.x_zero
         return torch.ops.twofour.conv, (x, weight, self.bias, kernel, to_numbers(self.geometry), *options)
 
     @property

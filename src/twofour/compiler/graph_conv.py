@@ -87,7 +87,8 @@ def _chosen_anew(
     source = layer.prepared.source()
     weight = dense_of(source)
     weight = weight if weight.ndim == 4 else weight.unsqueeze(2)
-    case = ConvCase(layer.name, weight, layer.bias, layer.problem, layer.images, pattern, residual=layer.residual)
+    more = {"residual": layer.residual, "dtype": terms.computing.dtype}
+    case = ConvCase(layer.name, weight, layer.bias, layer.problem, layer.images, pattern, **more)
     options = {"memory": terms.memory, "footprint": footprint, "cache": terms.cache, "native_alone": terms.native}
     choice, _ = choose_conv(case, **options, close=terms.rules == CLOSE)
     if choice.dispatch.names == layer.dispatch.names:
@@ -115,7 +116,7 @@ def _layer(module: fx.GraphModule, layer: CompiledConv, marked: Convolution) -> 
     ):  # the weight stands in the order for an image with its zeros, which is that of one without
         held = [one for one in prepared.weights if isinstance(one, PreparedConv)]
         prepared = PreparedWeights(replace(one, images=one.images and images) for one in held)
-    problem = ConvProblem.of(geometry, marked.activation)
+    problem = replace(ConvProblem.of(geometry, marked.activation), quantization=layer.problem.quantization)
     new = ConvLayer(layer.name, problem, layer.dispatch, prepared, bias, images, layer.dimensions)
     new.residual = marked.residual
     return new

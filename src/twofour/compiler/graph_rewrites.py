@@ -23,6 +23,7 @@ from twofour.compiler.graph_conv import place_convs
 from twofour.compiler.graph_low_bits import CODES, place_low_bits
 from twofour.compiler.graph_recurrent import RECURRENT, place_recurrent
 from twofour.compiler.handed_bytes import IN_BYTES, hand_on_bytes
+from twofour.compiler.handed_images import IMAGES_IN_BYTES, IMAGES_LOWERED, hand_on_images, lower_images
 from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.mlp import IN_A_ROW, products_in_a_row
 from twofour.compiler.normed import NORMED, OF_NORMED, norms_before_products, norms_into_products
@@ -171,6 +172,9 @@ def _place(found: Rewrites, fast: nn.Module, graph: Graph, plan: Plan, leaves: S
     if apart:  # the rule joined them; measuring took them apart
         found.counts[JOIN_QKV.name] -= apart
     found.step(RECURRENT, lambda: place_recurrent(graph.module))
+    if terms.computing.dtype == "int8":
+        found.step(IMAGES_IN_BYTES, lambda: hand_on_images(graph.module))
+        found.step(IMAGES_LOWERED, lambda: lower_images(graph.module))
     squeezed: list[LayerPlan] = []
 
     def squeeze() -> int:

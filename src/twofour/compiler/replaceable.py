@@ -30,6 +30,9 @@ _SHOWN = ("weight", "in_proj_weight", "q_proj_weight", "weight_ih_l0", "weight_i
 
 NO_IMAGES = "no example: the size of its images is not known"
 
+CONVOLVED = ("float32", "int8")
+"""Computing types of convolutions; in int8 those that float32 serves faster stay in it."""
+
 IN_FLOATS = "it computes in floats that hold its whole numbers"
 
 _PLACED = "nn.MultiheadAttention reads its weights without calling a layer; a graph runs its projections packed"
@@ -78,7 +81,7 @@ class LayerWeight:
     def problem(self) -> Problem:
         """What the layer asks of a kernel."""
         if self.geometry is not None:
-            return ConvProblem.of(self.geometry)
+            return replace(ConvProblem.of(self.geometry), quantization=self.quantization)
         return Problem(self.rows, quantization=self.quantization)
 
     @property
@@ -221,8 +224,8 @@ def refusal(module: nn.Module, inside_attention: bool, computing: Computing = FL
     weight, read = module.weight, FLOAT32 if image else computing
     if not read.takes(weight) or type(weight) is not nn.Parameter or not weight.numel():
         return _unread(weight, read.dtype)
-    if image and computing.dtype != "float32":
-        return f"convolutions run in float32, not in {computing.dtype}"
+    if image and computing.dtype not in CONVOLVED:
+        return f"convolutions run in {' and '.join(CONVOLVED)}, not in {computing.dtype}"
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from types import MethodType
 
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from twofour.compiler.layer import CompiledLinear, MeasuredLayer
 from twofour.compiler.low_bits_conv import ConvOfCodes
 from twofour.compiler.recurrent import HeldWeight
 from twofour.graph import Program
+from twofour.kernels.quantization import DYNAMIC
 
 _Timed = MeasuredLayer | HeldWeight | BitsLinear | BitsConvChain
 
@@ -45,7 +47,8 @@ def _layer(layer: _Timed) -> tuple[object, ...]:
         return layer.label, *map(_link, layer.links)
     facts = layer.dispatch_text, layer.weight_shape
     if isinstance(layer, CompiledConv):
-        return *facts, layer.problem
+        ranged = layer.problem.quantization
+        return *facts, replace(layer.problem, quantization=DYNAMIC), ranged.dynamic, ranged.y_dtype
     if isinstance(layer, CompiledLinear):  # whether there is a static range counts, not its numbers
         ranged = layer.problem.quantization
         return *facts, layer.problem.epilogue, ranged.dynamic, ranged.y_dtype, ranged.bits, ranged.levels

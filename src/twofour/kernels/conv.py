@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ from torch.nn import functional
 
 from twofour import native
 from twofour.errors import KernelError, PackingError
-from twofour.kernels.base import Prepared, Row
+from twofour.kernels.base import FLOATS, Prepared, Row
 from twofour.kernels.epilogue import ACTIVATIONS, Epilogue
 from twofour.kernels.operands import require_memory
 from twofour.kernels.problem import MaybeTensor, Problem
@@ -232,7 +233,8 @@ class ConvKernel(Row):
             x: float32 (images, in_channels, height, width), any strides; channels last is not copied.
             weight: What `prepare` returned.
             bias: float32 (out_channels,) or None.
-            problem: The geometry that `prepare` was given, and what happens to the sum before it is stored.
+            problem: The geometry that `prepare` was given, and what happens to the sum before it is stored; rows in
+                whole numbers: the input's range and the answer's dtype.
             other: float32 of the output's shape, or None.
 
         Returns:
@@ -275,19 +277,34 @@ def channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def require_image(x: Tensor, geometry: Geometry, other: Tensor | None) -> Pair:
+def require_image(
+    x: Tensor,
+    geometry: Geometry,
+    other: Tensor | None,
+    reads: Sequence[torch.dtype] = FLOATS[:1],
+    adds: torch.dtype = torch.float32,
+) -> Pair:
     """Refuse operands whose memory a kernel would misread; return the output's size.
+
+    Args:
+        x: (images, in_channels, height, width).
+        geometry: Of the convolution.
+        other: Of the output's shape, or None.
+        reads: What `x` may be.
+        adds: What `other` may be.
 
     Raises:
         KernelError: Shape, dtype or device of `x` or `other` do not fit.
     """
-    if x.ndim != 4 or x.dtype is not torch.float32 or not x.is_cpu or x.shape[1] != geometry.in_channels:
-        raise _unfit(f"x of {x.dtype} {tuple(x.shape)} on {x.device}", f"(images, {geometry.in_channels}, h, w)")
+    if x.ndim != 4 or x.dtype not in reads or not x.is_cpu or x.shape[1] != geometry.in_channels:
+        raise _unfit(
+            f"x of {x.dtype} {tuple(x.shape)} on {x.device}", f"(images, {geometry.in_channels}, h, w)", *reads
+        )
     require_memory(x)  # before `channels_last`, which copies
     size = geometry.output(x.shape[2], x.shape[3])
     shape = (x.shape[0], geometry.out_channels, *size)
-    if other is not None and (tuple(other.shape) != shape or other.dtype is not torch.float32 or not other.is_cpu):
-        raise _unfit(f"other of {other.dtype} {tuple(other.shape)} on {other.device}", str(shape))
+    if other is not None and (tuple(other.shape) != shape or other.dtype is not adds or not other.is_cpu):
+        raise _unfit(f"other of {other.dtype} {tuple(other.shape)} on {other.device}", str(shape), adds)
     return size
 
 
@@ -313,7 +330,6 @@ def _pair(sizes: tuple[int, ...] | str, fill: int) -> Pair:
 _REMEDY = "convert the operand (x.float(), x.cpu()), or give it the channels the convolution was built for"
 
 
-def _unfit(got: str, wanted: str) -> KernelError:
-    return KernelError(
-        "the operands of a convolution do not fit", got=got, wanted=f"torch.float32 {wanted} on cpu", remedy=_REMEDY
-    )
+def _unfit(got: str, wanted: str, *dtypes: torch.dtype) -> KernelError:
+    wanted = f"{' or '.join(map(str, dtypes))} {wanted} on cpu"
+    return KernelError("the operands of a convolution do not fit", got=got, wanted=wanted, remedy=_REMEDY)

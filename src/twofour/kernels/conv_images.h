@@ -8,10 +8,10 @@
 
 namespace twofour {
 
-// float32 (images, channels, height, width), channels densest and no gaps.
-inline View pixels(const Border& border, const Operand& operand, const char* role) {
-  const View view = border.strided(operand, role, {Type::f32});
-  border.require(view.ndim == 4, operand, role, "torch.float32 (images, channels, height, width) on cpu");
+// (images, channels, height, width), channels densest and no gaps; float32, or one of `types`.
+inline View pixels(const Border& border, const Operand& operand, const char* role, Types types = {Type::f32}) {
+  const View view = border.strided(operand, role, types);
+  border.require(view.ndim == 4, operand, role, types.text() + " (images, channels, height, width) on cpu");
   int64_t step = 1;
   for (const int i : {1, 3, 2, 0}) {
     border.require(view.shape[i] == 1 || view.strides[i] == step || view.count() == 0, operand, role,

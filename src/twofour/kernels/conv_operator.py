@@ -6,6 +6,7 @@ In eager mode the kernel is called directly; the registered operator costs a few
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,12 +16,13 @@ from twofour.errors import KernelError
 from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry, PreparedConv
 from twofour.kernels.nm_conv.layout import group_bytes
 from twofour.kernels.operator import inference_only
+from twofour.kernels.quantization import Quantization
 from twofour.kernels.registration import below_autograd, register
 from twofour.kernels.table import find
 
 _SCHEMA = (
     "conv(Tensor x, Tensor weight, Tensor? bias, str kernel, int[] geometry, "
-    'str activation="none", Tensor? other=None) -> Tensor'
+    'str activation="none", Tensor? other=None, float? x_scale=None, int x_zero=0) -> Tensor'
 )
 
 
@@ -57,6 +59,8 @@ def _conv(
     geometry: Sequence[int],
     activation: str = "none",
     other: Tensor | None = None,
+    x_scale: float | None = None,
+    x_zero: int = 0,
 ) -> Tensor:
     shape, chosen = from_numbers(geometry), find(kernel, ConvKernel)
     if reason := chosen.refuses(shape):
@@ -66,7 +70,7 @@ def _conv(
             wanted="a model compiled on this machine",
             remedy="compile the model again, or load its file with twofour.load",
         )
-    if chosen.pattern == "2:4" and weight.nbytes < shape.groups * group_bytes(shape):
+    if (chosen.pattern, chosen.dtype) == ("2:4", "float32") and weight.nbytes < shape.groups * group_bytes(shape):
         raise KernelError(
             "the weight of a convolution does not fit",
             got=f"{weight.nbytes} bytes",
@@ -81,7 +85,8 @@ def _conv(
             remedy="pass the bias of the convolution that the weight belongs to",
         )
     prepared = PreparedConv(chosen, weight, geometry=shape)
-    return chosen.run(x, prepared, bias, ConvProblem.of(shape, activation), other)
+    problem = replace(ConvProblem.of(shape, activation), quantization=Quantization(x_scale, x_zero))
+    return chosen.run(x, prepared, bias, problem, other)
 
 
 def _no_gradient(x: Tensor, *arguments: Any) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from twofour import native
 from twofour.errors import KernelError
-from twofour.kernels.base import Kernel, Prepared
+from twofour.kernels.base import Kernel, Prepared, Row
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.operands import together
 from twofour.kernels.problem import MaybeTensor, Problem
@@ -114,7 +114,7 @@ def _no_range(kernel: NativeProduct) -> KernelError:
     )
 
 
-def foreign(kernel: NativeProduct, weight: Tensor, out_features: int, in_features: int) -> KernelError:
+def foreign(kernel: Row, weight: Tensor, out_features: int, in_features: int) -> KernelError:
     """Build the error for a weight that another kernel prepared."""
     head = layout_head(weight)
     return KernelError(

@@ -24,6 +24,7 @@ from twofour.kernels.nm_conv_gradient import conv_gradient_rows
 from twofour.kernels.nm_matmul import REFERENCE, native_rows
 from twofour.kernels.nm_matmul.cuda import CUSPARSELT, CUTLASS, FEW_TOKENS
 from twofour.kernels.nm_matmul.hybrid import hybrid_rows
+from twofour.kernels.window_conv import window_conv_rows
 from twofour.native import gpu
 
 _ADDED: list[Kernel] = []
@@ -68,6 +69,7 @@ def convolutions() -> tuple[ConvKernel, ...]:
         CONV_REFERENCE,
         *pointwise_block_rows(),
         *dense,
+        *window_conv_rows(),
     )
 
 

@@ -97,6 +97,7 @@ void bind_depthwise_conv(nb::module_& m);
 void bind_squeeze_excite(nb::module_& m);
 void bind_dense_conv(nb::module_& m);
 void bind_conv_chain(nb::module_& m);
+void bind_window_conv(nb::module_& m);
 void bind_fused_matmul(nb::module_& m);
 void bind_recurrent(nb::module_& m);
 void bind_activation(nb::module_& m);

@@ -61,6 +61,7 @@ NB_MODULE(_ext, m) {
   bind_squeeze_excite(m);
   bind_dense_conv(m);
   bind_conv_chain(m);
+  bind_window_conv(m);
   bind_fused_matmul(m);
   bind_recurrent(m);
   bind_activation(m);

@@ -3,7 +3,7 @@
 from twofour.kernels.dense_matmul.bf16 import ONEDNN_BF16, PLAIN_BF16, Bf16Matmul
 from twofour.kernels.dense_matmul.float32_rows import Float32Matmul
 from twofour.kernels.dense_matmul.int4_rows import Int4Matmul
-from twofour.kernels.dense_matmul.int8 import ONEDNN_INT8, OneDnnInt8Matmul
+from twofour.kernels.dense_matmul.int8 import ONEDNN_INT8, OneDnnInt8Matmul, stored_rows, whole_rows
 from twofour.kernels.dense_matmul.int8_rows import Int8Panels
 from twofour.kernels.dense_matmul.mkl import MKL, MklMatmul
 from twofour.kernels.dense_matmul.native_dense import RealPanels
@@ -29,4 +29,6 @@ __all__ = [
     "PlainMatmul",
     "RealPanels",
     "native_dense_rows",
+    "stored_rows",
+    "whole_rows",
 ]

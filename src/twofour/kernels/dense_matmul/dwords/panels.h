@@ -17,6 +17,7 @@
 
 #include "kernels/dense_matmul/dense_matmul.h"
 #include "kernels/dense_matmul/turned.h"
+#include "kernels/byte_windows.h"
 #include "kernels/dword_dots.h"
 #include "native/compiler.h"
 #include "native/integers.h"
@@ -61,17 +62,35 @@ struct DwordPanels {
   const float* panel(int64_t index) const { return weight + index * dwords * kDensePanel; }
 };
 
+// Sums on their way out, `kept` of the token `first`.
+template <class D>
+TWOFOUR_INLINE void leave_sums(const WindowCall& a, const DwordPanels<D>& w, const typename D::Sum* sums, int64_t vectors,
+                               const typename D::Token* kept, int64_t first, int64_t tokens, int64_t row, int64_t end) {
+  if constexpr (D::per == 4)
+    finish_windows<typename D::V>(a, w.rows, reinterpret_cast<const int32_t*>(sums), vectors, tokens, kept - first, first, tokens,
+                                  row, end);
+  else D::finish(a, w.rows, sums, vectors, kept, first, tokens, row, end);
+}
+
 // One token as a row of dwords; what stands behind its inputs in the last one is zero.
 template <class D>
-inline void dword_row(const Matmul& a, int64_t token, char* to, int64_t bytes, typename D::Token* kept) {
+inline void dword_row(const WindowCall& a, int64_t token, char* to, int64_t bytes, typename D::Token* kept) {
   const int64_t given = a.in_features * (4 / D::per);
-  D::copy_token(a, token, to, kept);
+  bool window = false;
+  if constexpr (D::per == 4) {
+    if ((window = a.windows != nullptr)) {
+      const WindowAt at(*a.windows, token);
+      *kept = at.range();
+      for (int64_t r = 0; r < a.windows->height.taps; r++) copy_taps(*a.windows, at, r, reinterpret_cast<uint8_t*>(to), 8);
+    }
+  }
+  if (!window) D::copy_token(a, token, to, kept);
   std::memset(to + given, 0, static_cast<size_t>(bytes - given));
 }
 
 // Tokens [first, first + tokens) -> to[dword][tokens].
 template <class D>
-inline void dword_block(const Matmul& a, const DwordPanels<D>& w, int64_t first, int64_t tokens, char* scratch, float* to,
+inline void dword_block(const WindowCall& a, const DwordPanels<D>& w, int64_t first, int64_t tokens, char* scratch, float* to,
                         typename D::Token* kept) {
   constexpr int64_t width = D::V::width;
   if (a.tokens == 1) return dword_row<D>(a, first, reinterpret_cast<char*>(to), w.row_bytes, kept);
@@ -114,7 +133,7 @@ TWOFOUR_NOINLINE void dword_token(const DwordPanels<D>& w, int64_t panel, const 
 
 // One token by panels [begin, end).
 template <class D>
-inline void dword_one(const Matmul& a, const DwordPanels<D>& w, int64_t begin, int64_t end, const float* x,
+inline void dword_one(const WindowCall& a, const DwordPanels<D>& w, int64_t begin, int64_t end, const float* x,
                       const typename D::Token* kept) {
   constexpr int64_t each = DwordPanels<D>::each;
   typename D::Sum sums[kDwordPanels * each];
@@ -126,13 +145,13 @@ inline void dword_one(const Matmul& a, const DwordPanels<D>& w, int64_t begin, i
       dword_token<D>(w, first + panel, x, sums + panel * each);
     }
     const int64_t last = least(a.out_features, (first + count) * kDensePanel);
-    D::finish(a, w.rows, sums, count * each, kept, 0, 1, first * kDensePanel, last);
+    leave_sums<D>(a, w, sums, count * each, kept, 0, 1, first * kDensePanel, last);
   }
 }
 
 // T tokens from `first` on by a panel.
 template <class D, int T>
-TWOFOUR_NOINLINE void dword_tokens(const Matmul& a, const DwordPanels<D>& w, int64_t panel, const float* block, int64_t first,
+TWOFOUR_NOINLINE void dword_tokens(const WindowCall& a, const DwordPanels<D>& w, int64_t panel, const float* block, int64_t first,
                                    const typename D::Token* kept) {
   using V = typename D::V;
   constexpr int vectors = DwordPanels<D>::vectors, wide = DwordPanels<D>::wide;
@@ -162,31 +181,34 @@ TWOFOUR_NOINLINE void dword_tokens(const Matmul& a, const DwordPanels<D>& w, int
       TWOFOUR_UNROLL
       for (int t = 0; t < T; t++) answer[v * T + t] = sums[v][t];
     }
-    D::finish(a, w.rows, answer, vectors, kept, first, T, panel * kDensePanel + at, end);
+    leave_sums<D>(a, w, answer, vectors, kept, first, T, panel * kDensePanel + at, end);
   }
 }
 
 template <class D, int T = DwordPanels<D>::most>
-void dword_tokens_of(int64_t tokens, const Matmul& a, const DwordPanels<D>& w, int64_t panel, const float* block,
+void dword_tokens_of(int64_t tokens, const WindowCall& a, const DwordPanels<D>& w, int64_t panel, const float* block,
                      int64_t first, const typename D::Token* kept) {
   if (tokens == T) return dword_tokens<D, T>(a, w, panel, block, first, kept);
   if constexpr (T > 1) dword_tokens_of<D, T - 1>(tokens, a, w, panel, block, first, kept);
 }
 
 template <class D>
-int64_t dword_panels_workspace(const Matmul& a) {
-  return a.tokens > 0 ? DwordPanels<D>(a).bytes(a.threads) : 0;
+int64_t dword_panels_workspace(const Matmul& a, const Windows* windows = nullptr) {
+  return a.tokens > 0 ? DwordPanels<D>(a).bytes(a.threads) + ByteImages<typename D::V>(a, windows).size() : 0;
 }
 
 // The members pack the blocks of a chunk together, then share its units, the blocks of a panel one after the other.
 template <class D>
-void dword_panels(const Matmul& a) {
-  if (a.tokens <= 0) return;
+void dword_panels(const Matmul& given, const Windows* windows = nullptr) {
+  if (given.tokens <= 0) return;
+  const ByteImages<typename D::V> images(given, windows);
+  const WindowCall a = images.call();
   const DwordPanels<D> w(a);
   auto* kept = static_cast<typename D::Token*>(a.workspace);
   char* scratch = static_cast<char*>(a.workspace) + w.kept_bytes;
   char* packed = scratch + (a.threads > 1 ? a.threads : 1) * w.rows_bytes;
   with_team(a.threads, [&](const Team& team) {
+    if constexpr (D::per == 4) images.fill(team);
     for (int64_t b0 = 0; b0 < w.blocks; b0 += w.chunk) {
       const int64_t count = least(w.chunk, w.blocks - b0);
       const auto block = [&](int64_t b) { return reinterpret_cast<float*>(packed + b * w.block_bytes()); };

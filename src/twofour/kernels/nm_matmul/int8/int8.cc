@@ -8,4 +8,10 @@ namespace twofour {
 int64_t TWOFOUR_WORKSPACE_HERE(nm_matmul_2x4_int8_rows)(const Matmul& a) { return row_octets_workspace<OctetLanes>(a); }
 void TWOFOUR_HERE(nm_matmul_2x4_int8_rows)(const Matmul& a) { row_octets<OctetLanes>(a); }
 
+// Rows of window_conv/window_conv.inc: the same loops on other tokens.
+int64_t TWOFOUR_WORKSPACE_HERE(window_conv_2x4_int8)(const WindowConv& c) {
+  return row_octets_workspace<OctetLanes>(c.product, &c.windows);
+}
+void TWOFOUR_HERE(window_conv_2x4_int8)(const WindowConv& c) { row_octets<OctetLanes>(c.product, &c.windows); }
+
 }  // namespace twofour

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "kernels/byte_windows.h"
 #include "kernels/octet_dots.h"
 #include "kernels/row_shape.h"
 #include "kernels/whole_outputs.h"
@@ -45,7 +46,7 @@ inline int64_t octet_tiles(const Matmul& a) { return (a.in_features + kRowTile -
 
 // Rows [row, row + 16 * Halves) of T tokens from `first` on.
 template <class V, int T, int Halves>
-TWOFOUR_INLINE void octet_unit(const Matmul& a, const uint8_t* unit, const uint8_t* x, const Range* ranges,
+TWOFOUR_INLINE void octet_unit(const WindowCall& a, const uint8_t* unit, const uint8_t* x, const Range* ranges,
                                int64_t first, int64_t row) {
   constexpr int vectors = Halves * (kRowUnit / V::width);
   constexpr int Sets = octet_sets<V>(vectors * T);
@@ -73,12 +74,12 @@ TWOFOUR_INLINE void octet_unit(const Matmul& a, const uint8_t* unit, const uint8
       V::store_ints(sums + (v * T + t) * V::width, sum);
     }
   }
-  finish_sums<V>(a, octet_head(a), sums, vectors, T, ranges, first, T, row, a.out_features);
+  finish_windows<V>(a, octet_head(a), sums, vectors, T, ranges, first, T, row, a.out_features);
 }
 
 // All rows of one unit of 32 for T tokens.
 template <class V, int T>
-TWOFOUR_NOINLINE void octet_rows(const Matmul& a, const uint8_t* unit, const uint8_t* x, const Range* ranges,
+TWOFOUR_NOINLINE void octet_rows(const WindowCall& a, const uint8_t* unit, const uint8_t* x, const Range* ranges,
                                  int64_t first, int64_t row) {
   expect_answers<T>(a, first, row);
   for (int h = 0; h < 2; h += kRowHalves<V>)
@@ -87,7 +88,7 @@ TWOFOUR_NOINLINE void octet_rows(const Matmul& a, const uint8_t* unit, const uin
 
 // The same for `tokens` <= T.
 template <class V, int T>
-void octet_rows_of(int64_t tokens, const Matmul& a, const uint8_t* unit, const uint8_t* x, const Range* ranges,
+void octet_rows_of(int64_t tokens, const WindowCall& a, const uint8_t* unit, const uint8_t* x, const Range* ranges,
                    int64_t first, int64_t row) {
   if (tokens == T) return octet_rows<V, T>(a, unit, x, ranges, first, row);
   if constexpr (T > 1) octet_rows_of<V, T - 1>(tokens, a, unit, x, ranges, first, row);
@@ -111,9 +112,40 @@ inline int64_t piece_first(int64_t p, int64_t pieces, int64_t count) {
   return p * (count / pieces) + least(p, count % pieces);
 }
 
+// What a row of taps reads of eight windows whose pixels are equally far apart, as within a row of the answer: in registers.
+// False where they are not, or that is not to be had.
+template <class V>
+TWOFOUR_INLINE bool turn_windows(const ByteWindows& w, const WindowAt* at, int64_t row, int64_t tokens, uint8_t* to) {
+  if constexpr (V::width == 16) {
+    if (tokens != 8 || w.channels % 64 != 0) return false;
+    const uint8_t* from[8];
+    for (int t = 0; t < 8; t++)
+      if ((from[t] = at[t].row(row)) == nullptr || (t > 1 && from[t] - from[t - 1] != from[1] - from[0])) return false;
+    const int64_t inputs = w.width.taps * w.channels, first = row * inputs;
+    for (int64_t i = 0; i < inputs; i += 64) V::turn_octets(from[0] + i, from[1] - from[0], to + (first + i) * 8);
+    return true;
+  }
+  return false;
+}
+
+// Windows [first, first + tokens) as copy_octets has rows.
+template <class V>
+TWOFOUR_NOINLINE void copy_windows(const ByteWindows& w, int64_t first, int64_t tokens, uint8_t* to, Range* ranges) {
+  WindowAt at[kRowTokens<V>], next(w, first);
+  for (int64_t t = 0; t < tokens; t++, next.next()) {
+    at[t] = next;
+    ranges[t] = next.range();
+  }
+  for (int64_t r = 0; r < w.height.taps; r++) {
+    if (!turn_windows<V>(w, at, r, tokens, to))
+      for (int64_t t = 0; t < tokens; t++) copy_taps(w, at[t], r, to + t * 8, tokens * 8);
+  }
+}
+
 // Tokens [first, first + tokens) as whole numbers, [octet][token][8], and their ranges.
 template <class V>
-inline void copy_octets(const Matmul& a, int64_t first, int64_t tokens, uint8_t* to, Range* ranges) {
+inline void copy_octets(const WindowCall& a, int64_t first, int64_t tokens, uint8_t* to, Range* ranges) {
+  if (a.windows != nullptr) return copy_windows<V>(*a.windows, first, tokens, to, ranges);
   const bool bytes = a.x_type != Type::f32 && a.x_type != Type::bf16;
   const int64_t here = inputs_in_x(a);
   int64_t k = 0;
@@ -136,19 +168,22 @@ inline void copy_octets(const Matmul& a, int64_t first, int64_t tokens, uint8_t*
 }
 
 template <class V>
-int64_t row_octets_workspace(const Matmul& a) {
-  return a.tokens > 0 ? OctetPlan<V>(a).bytes() : 0;
+int64_t row_octets_workspace(const Matmul& a, const Windows* windows = nullptr) {
+  return a.tokens > 0 ? OctetPlan<V>(a).bytes() + ByteImages<V>(a, windows).size() : 0;
 }
 
 template <class V>
-void row_octets(const Matmul& a) {
-  if (a.tokens <= 0) return;
+void row_octets(const Matmul& given, const Windows* windows = nullptr) {
+  if (given.tokens <= 0) return;
+  const ByteImages<V> images(given, windows);
+  const WindowCall a = images.call();
   const OctetPlan<V> plan(a);
   auto* ranges = static_cast<Range*>(a.workspace);
   uint8_t* x = static_cast<uint8_t*>(a.workspace) + plan.range_bytes();
   const uint8_t* units = static_cast<const uint8_t*>(a.weight) + twofour::int8_head_bytes(a.out_features);
   const int64_t unit_bytes = octet_tiles(a) * 2 * kOctetHalfBytes;
   with_team(a.threads, [&](const Team& team) {
+    images.fill(team);
     int64_t u0, u1;
     team.share(twofour::int8_padded_rows(a.out_features) / (2 * kRowUnit), 1, &u0, &u1);
     for (int64_t pass = 0; pass < a.tokens; pass += plan.per_pass) {
