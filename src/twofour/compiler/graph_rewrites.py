@@ -30,7 +30,7 @@ from twofour.compiler.normed import NORMED, OF_NORMED, norms_before_products, no
 from twofour.compiler.plan import LayerPlan, Plan
 from twofour.compiler.squeeze import SQUEEZED, place_squeeze_excite
 from twofour.compiler.terms import Terms
-from twofour.graph import JOIN_QKV, Outcome, arrange, fuse, lower_activations, simplify
+from twofour.graph import JOIN_QKV, Outcome, arrange, fuse, lower_activations, simplify, widen_activations
 from twofour.graph.base import rewriting
 from twofour.graph.blocks import Always, Blocks, Measured, fuse_blocks
 
@@ -40,6 +40,10 @@ that."""
 
 BETWEEN = "activations between layers in bfloat16"
 """What the account calls it: a rewrite that rounds."""
+
+OF_ITS_OWN = "a bfloat16 model's operators fused"
+"""What the account calls it: the rules know float32, so such a model is rewritten as one of that, and bfloat16 is
+handed on between what they made."""
 
 BLOCKS = "fused blocks"
 """What the account calls them."""
@@ -120,10 +124,12 @@ def rewrite_graph(
     found = Rewrites(without)
     layers, _ = compiled_layers(fast)
     _low_bits(found, fast, module)
+    found.step(OF_ITS_OWN, lambda: widen_activations(module, layers))
+    own = found.counts.get(OF_ITS_OWN, 0) > 0
     found.counts |= simplify(module, without)
     found.algebra = rewrite_algebra(module, fast, layers, terms.rules, merge=copies, without=without)
     found.counts |= {**found.algebra.counts, **fuse(module, copies=copies, without=without)}
-    if terms.computing.dtype in LOWERED and most_tokens(module, leaves) >= LEAST_LOWERED:
+    if own or (terms.computing.dtype in LOWERED and most_tokens(module, leaves) >= LEAST_LOWERED):
         found.step(BETWEEN, lambda: lower_activations(module))
     if terms.computing.dtype == "int8":
         found.step(IN_BYTES, lambda: hand_on_bytes(module, layers))
@@ -167,7 +173,7 @@ def _place(found: Rewrites, fast: nn.Module, graph: Graph, plan: Plan, leaves: S
     plans = {layer.name: layer for layer in plan.layers}
     folded = place_convs(graph.module, convs, plans, terms)
     because = {name: plan.dense_because for name, plan in plans.items()}
-    lowered = found.counts.get(BETWEEN, 0) > 0
+    lowered = found.counts.get(BETWEEN, 0) > 0 and not found.counts.get(OF_ITS_OWN)  # its layers were measured on them
     placed, apart = place_products(graph, leaves, layers, terms, lowered=lowered, dense_because=because)
     if apart:  # the rule joined them; measuring took them apart
         found.counts[JOIN_QKV.name] -= apart

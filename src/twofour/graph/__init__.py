@@ -10,6 +10,7 @@ from twofour.graph.ragged import NotRaggedError, Ragged, attention_masks, filled
 from twofour.graph.rules import ARRANGEMENTS, FUSIONS, SIMPLIFICATIONS, arrange, fuse, simplify
 from twofour.graph.rules.fuse_convolutions import Convolution, Norm
 from twofour.graph.rules.join_qkv import JOIN_QKV
+from twofour.graph.widening import widen_activations
 
 __all__ = [
     "ALL_RULES",
@@ -41,4 +42,5 @@ __all__ = [
     "require_rules",
     "rewrite",
     "simplify",
+    "widen_activations",
 ]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from twofour.capture import changes_in_place
-from twofour.graph.base import aten, constant, insert, is_float32, product_of, value
+from twofour.graph.base import aten, constant, insert, is_float32, product_of, replace_with, value
 from twofour.kernels.attention import attention, attention_of_windows
 from twofour.kernels.norm import norm, norm_in_place
 
@@ -60,29 +60,36 @@ def lower_activations(module: fx.GraphModule) -> int:
     lowering = _Lowering(module)
     for node in list(graph.nodes):
         lowering.visit(node)
+    for node in lowering.nothing:
+        replace_with(node, node.args[0])
     graph.eliminate_dead_code()
     graph.lint()
     return len(lowering.low)
 
 
 class _Lowering:
-    """One pass over the nodes in order; `low` holds those whose tensor has become bfloat16."""
+    """One pass over the nodes in order; `low` holds those whose tensor has become bfloat16, `nothing` what goes."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         self.module = module
         self.low: dict[fx.Node, None] = {}
+        self.nothing: list[fx.Node] = []
         self.converted: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
 
     def visit(self, node: fx.Node) -> None:
         """Lower the node, or convert what it reads back."""
         args = node.args
         sources = [source for source in node.all_input_nodes if is_float32(source) or source in self.low]
-        if product_of(node) is not None and is_float32(node):
+        from_low = node.target is aten.to.dtype and len(args) == 2 and (args[0] in self.low or is_low(args[0]))
+        if from_low and args[1] in (torch.float32, LOW):
+            self.pass_on(node)
+        elif product_of(node) is not None and is_float32(node):
             self.lower(node, sources)
         elif node.target in (attention, attention_of_windows) and all(
-            operand in self.low for operand in (*args[1:3], *_added(node))
+            operand in self.low or is_low(operand) for operand in (*args[1:3], *_added(node))
         ):
-            self.lower(node, [operand for operand in (*args[:3], *_added(node)) if isinstance(operand, fx.Node)])
+            if is_float32(node):
+                self.lower(node, [operand for operand in (*args[:3], *_added(node)) if is_float32(operand)])
         elif node.target in (norm, norm_in_place):
             self.normalise(node)
         elif node.target in _VIEWS and args[0] in self.low:
@@ -92,6 +99,13 @@ class _Lowering:
         else:
             for source in [source for source in node.all_input_nodes if source in self.low]:
                 self.convert(node, source, torch.float32)
+
+    def pass_on(self, node: fx.Node) -> None:
+        """Let a conversion between the two types be none: who wants float32 of it asks for that again."""
+        self.nothing.append(node)
+        if is_float32(node):
+            node.args = (node.args[0], LOW)
+            self.mark(node)
 
     def worth(self, node: fx.Node, sources: list[fx.Node]) -> bool:
         """Tell whether a pointwise node has lowered operands; a concatenation wants all: the others may be large."""
@@ -134,7 +148,7 @@ class _Lowering:
 
     def inserted(self, source: fx.Node, dtype: torch.dtype) -> fx.Node:
         """Return the conversion of `source`, right behind it."""
-        new = insert(_behind(source), aten.to.dtype, (source, dtype), source)
+        new = insert(behind(source), aten.to.dtype, (source, dtype), source)
         new.meta["val"] = value(source).to(dtype)
         return new
 
@@ -144,7 +158,13 @@ def _added(attending: fx.Node) -> list[fx.Node]:
     return [operand for operand in attending.args[6:8] if isinstance(operand, fx.Node)]
 
 
-def _behind(node: fx.Node) -> fx.Node:
+def is_low(node: Any) -> bool:
+    """Tell whether the node is a bfloat16 tensor."""
+    found = value(node)
+    return isinstance(found, Tensor) and found.dtype is LOW
+
+
+def behind(node: fx.Node) -> fx.Node:
     """Return the node before which what depends on `node` may stand: inputs come first, all of them."""
     after = node.next
     while after.op == "placeholder":

@@ -1,4 +1,7 @@
-"""Key and value heads that a model repeats for several query heads are read as they are: attention shares them."""
+"""Key and value heads that a model repeats for several query heads are read as they are: attention shares them.
+
+Those of a cache and of new tokens are then no longer joined either.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 from torch import fx
 
 from twofour.graph.base import Rule, argument, aten, calls, same_axes, value
+from twofour.graph.rules.fuse_attention import parts_of
 from twofour.kernels.attention import attention
 
 _JOINS = (aten.reshape.default, aten.view.default, aten.flatten.using_ints)
@@ -19,9 +23,15 @@ def rewrite(module: fx.GraphModule) -> int:
         keys, values = map(_before_repeating, node.args[1:3])
         if argument(node, 6, "k_added") is not None or keys is None or values is None:
             continue
-        if same_axes(value(keys).shape[:3], value(values).shape[:3]):
+        # as many keys as values there are since attention took them
+        if same_axes(value(keys).shape[:2], value(values).shape[:2]):
             node.args = (node.args[0], keys, values, *node.args[3:])
             count += 1
+    module.graph.eliminate_dead_code()
+    for node in calls(module.graph, attention) if count else ():
+        if argument(node, 6, "k_added") is None:
+            k, v, k_added, v_added = parts_of(*node.args[1:3])
+            node.args = (node.args[0], k, v, *node.args[3:6], k_added, v_added, *node.args[8:])
     module.graph.eliminate_dead_code()
     return count
 
