@@ -125,12 +125,34 @@ def test_other_batches_and_lengths_are_served(models: tuple[Any, Any], calls: li
     assert set(calls) == {"_begun", "_stepped"}
 
 
-def test_padded_prompts_run_by_layers_and_their_steps_on_graphs(models: tuple[Any, Any], calls: list[str]) -> None:
+PADDED = torch.ones(2, 9, dtype=torch.int64)
+PADDED[1, :4] = 0
+
+
+@pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}, {"num_beams": 2}])
+def test_padded_prompts_run_on_graphs(models: tuple[Any, Any], calls: list[str], options: dict[str, Any]) -> None:
     masked, fast = models
-    ids, mask = torch.cat([IDS, IDS.flip(1)]), torch.ones(2, 9, dtype=torch.int64)
-    mask[1, :4] = 0
-    want, got = (generated(model, ids, attention_mask=mask) for model in (masked, fast))
-    assert torch.equal(got, want) and calls == ["_begun by layers", *["_stepped"] * 11]
+    ids = torch.cat([IDS, IDS.flip(1)])
+    want, got = (generated(model, ids, attention_mask=PADDED, **options) for model in (masked, fast))
+    assert torch.equal(got, want) and calls == ["_begun", *["_stepped"] * 11]
+
+
+@pytest.mark.parametrize("mask", [PADDED.bool(), PADDED.float(), PADDED.flip(1)])
+def test_a_padded_prompt_answers_as_the_model(models: tuple[Any, Any], calls: list[str], mask: Tensor) -> None:
+    from transformers import DynamicCache
+
+    ids, answers = torch.cat([IDS, IDS.flip(1)]), []
+    positions = (mask.cumsum(-1) - 1).clamp(min=0).long()
+    for model in models:
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad():
+            given = {"attention_mask": mask, "position_ids": positions, "past_key_values": cache, "logits_to_keep": 1}
+            answers.append((model(input_ids=ids, **given).logits, cache))
+    assert calls == ["_begun"]
+    (want, held), (got, cache) = answers
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+    for layer, other in zip(held.layers, cache.layers, strict=True):
+        torch.testing.assert_close(other.keys, layer.keys, atol=1e-5, rtol=1e-4)
 
 
 def test_steps_answer_as_the_model_and_leave_its_cache(models: tuple[Any, Any]) -> None:
@@ -171,7 +193,7 @@ def test_two_continuations_of_one_cache_do_not_meet(models: tuple[Any, Any]) -> 
     torch.testing.assert_close(answers[1], answers[0], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("options", [{"num_beams": 3}, {"cache_implementation": "static"}, {"use_cache": False}])
+@pytest.mark.parametrize("options", [{"num_beams": 3}, {"use_cache": False}])
 def test_other_ways_to_generate_give_the_same_tokens(models: tuple[Any, Any], options: dict[str, Any]) -> None:
     masked, fast = models
     assert torch.equal(generated(fast, IDS, 5, **options), generated(masked, IDS, 5, **options))
@@ -229,11 +251,24 @@ def test_a_change_of_the_model_leaves_the_graphs(models: tuple[Any, Any], calls:
     assert not calls
 
 
-def test_a_bfloat16_model_keeps_its_cache_in_bfloat16(calls: list[str]) -> None:
-    masked = twofour.prune(llama().bfloat16(), "2:4")
-    fast = twofour.compile(masked, {"input_ids": IDS}, dtype="bfloat16", tokens=TOKENS)
+@pytest.mark.parametrize(("kind", "dtype"), [(gpt2, "bfloat16"), (llama, "bfloat16"), (llama, "int4")])
+def test_a_bfloat16_model_has_fewer_calls_and_its_cache_is_bfloat16(kind: Any, dtype: str, calls: list[str]) -> None:
+    from transformers import DynamicCache
+
+    masked = twofour.prune(kind().bfloat16(), "2:4")
+    fast = twofour.compile(masked, {"input_ids": IDS}, dtype=dtype, tokens=TOKENS)
+    decoding: Any = fast.__dict__["forward"]
+    names = set(decoding.step.program.python.labels)
+    assert "attention" in names and not names & {"scaled_dot_product_attention", "layer_norm", "cat", "rsqrt"}, names
     answer = generated(fast, IDS, 3, return_dict_in_generate=True)
-    assert answer.past_key_values.layers[0].keys.dtype is torch.bfloat16 and "_stepped" in calls
+    assert answer.past_key_values.layers[0].keys.dtype is torch.bfloat16 and calls == ["_begun", *["_stepped"] * 2]
+    held = [DynamicCache(config=fast.config) for _ in range(2)]
+    with torch.no_grad():  # the layers' own answers, and the graph's
+        own = [type(fast).forward(fast, i, past_key_values=held[0], use_cache=True) for i in (IDS, IDS[:, :1])]
+        ours = [fast(input_ids=i, past_key_values=held[1], use_cache=True, logits_to_keep=1) for i in (IDS, IDS[:, :1])]
+    for want, got in zip(own, ours, strict=True):
+        assert got.logits.dtype is torch.bfloat16
+        assert (got.logits[:, -1] - want.logits[:, -1]).norm() <= 0.03 * want.logits[:, -1].norm()
 
 
 def test_times_are_of_the_kernels_that_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

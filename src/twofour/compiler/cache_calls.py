@@ -61,23 +61,34 @@ class CacheCall:
         return type(self.model).forward(self.model, **given, **options)
 
 
+def positions_of(seen: Tensor) -> Tensor:
+    """Return positions of tokens, (rows, tokens), counted from the first that is seen, as `generate` gives them."""
+    return (seen.long().cumsum(-1) - 1).clamp(min=0)
+
+
 class Prompt(CacheCall):
-    """All tokens of a prompt with an empty cache."""
+    """All tokens of a prompt with an empty cache.
+
+    Attributes:
+        masked: Whether the graph is told which tokens are seen; without that it is of prompts that hide none.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
         self.kind: Any = None
         self.count = 0
+        self.masked = True
 
     @property
     def kept(self) -> int | None:
         """How many logits a call must ask for; None: it cannot ask."""
         return 1 if self.keeps else None
 
-    def layers(self, ids: Tensor) -> tuple[Any, list[Pair]]:
-        """Return the model's answer and the keys and values of each layer."""
+    def layers(self, ids: Tensor, seen: Tensor | None = None) -> tuple[Any, list[Pair]]:
+        """Return the model's answer and the keys and values of each layer; `seen`, bool, hides padding."""
         cache = empty_cache(self.model)
-        answer = self.forward(cache, input_ids=ids)
+        hides = {} if seen is None else {"attention_mask": seen.long(), "position_ids": positions_of(seen)}
+        answer = self.forward(cache, input_ids=ids, **hides)
         kind = type(answer)
         if not isinstance(answer, dict) or getattr(answer, "past_key_values", None) is not cache:
             raise RefusedError(f"the model answers a prompt with {kind.__name__}, not with the cache it was given")
@@ -86,20 +97,31 @@ class Prompt(CacheCall):
         self.kind, self.count = kind, len(cache.layers)
         return answer, [pair_of(layer) for layer in cache.layers]
 
-    def leaves(self, ids: Tensor) -> list[Any]:
+    def leaves(self, ids: Tensor, seen: Tensor | None = None) -> list[Any]:
         """Return what the graph is to answer."""
-        answer, past = self.layers(ids)
+        answer, past = self.layers(ids, seen)
         return [*tree_leaves(fields_of(answer)), *tree_leaves(past)]
 
-    def example(self, ids: Tensor) -> Call:
+    def example(self, ids: Tensor, seen: Tensor | None = None) -> Call:
         """Return what the graph is given."""
-        positions = torch.arange(ids.shape[1], device="cpu").expand(len(ids), -1)
-        return {"input_ids": ids.contiguous(), "position_ids": positions.contiguous()}
+        seen = torch.ones(ids.shape, dtype=torch.bool, device="cpu") if seen is None else seen
+        given = {"input_ids": ids.contiguous(), "position_ids": positions_of(seen).contiguous()}
+        return given | ({"attention_mask": seen.long()} if self.masked else {})
 
-    def captured(self, input_ids: Tensor, position_ids: Tensor) -> Any:
-        """Return answer and added keys and values, for the capture."""
+    @property
+    def captured(self) -> Any:
+        """What returns answer and added keys and values, for the capture."""
+        return self._masked if self.masked else self._whole
+
+    def _masked(self, input_ids: Tensor, position_ids: Tensor, attention_mask: Tensor) -> Any:
+        return self._captured(input_ids=input_ids, position_ids=position_ids, attention_mask=attention_mask)
+
+    def _whole(self, input_ids: Tensor, position_ids: Tensor) -> Any:
+        return self._captured(input_ids=input_ids, position_ids=position_ids)
+
+    def _captured(self, **given: Tensor) -> Any:
         cache, layers = recording_cache([None] * self.count)
-        answer = self.forward(cache, input_ids=input_ids, position_ids=position_ids)
+        answer = self.forward(cache, **given)
         return fields_of(answer), [layer.added for layer in layers]
 
 

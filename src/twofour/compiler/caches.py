@@ -21,6 +21,11 @@ GROWTH = 1.25
 copied once in a fifth of their number of steps."""
 
 
+def capacity(length: int) -> int:
+    """Return for how many keys memory is made where so many are there."""
+    return -(-int(length * GROWTH + 1) // ROOM) * ROOM
+
+
 def is_served(cache: Any, layers: int) -> bool:
     """Tell whether this is transformers' `DynamicCache` of so many layers that all grow, none with a window."""
     module: Any = sys.modules.get("transformers.cache_utils")
@@ -47,11 +52,12 @@ def initialize(layer: Any, keys: Tensor, values: Tensor) -> None:
     layer.lazy_initialization(*(keys, values)[:asked])
 
 
-def recording_cache(past: Sequence[Pair | None]) -> tuple[Any, list[Any]]:
+def recording_cache(past: Sequence[Pair | None], length: Tensor | None = None) -> tuple[Any, list[Any]]:
     """Return a `DynamicCache` for one captured call behind `past`, and its layers, whose `added` is what the call adds.
 
     Args:
         past: Of each layer, None where there is none.
+        length: Keys that the model is to count, int64 of no axes, as a static cache says it; None: all of `past`.
     """
     from transformers import cache_utils
 
@@ -65,6 +71,9 @@ def recording_cache(past: Sequence[Pair | None]) -> tuple[Any, list[Any]]:
             if past is not None:
                 self.keys, self.values = past
                 self.is_initialized = True
+
+        def get_seq_length(self) -> Any:
+            return super().get_seq_length() if length is None else length
 
         def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Pair:
             self.added = key_states, value_states
@@ -110,13 +119,12 @@ class Buffers:
         length: Keys that are there.
         mask: bool (batch, 1, 1, capacity + 1): which keys the next token sees, itself at last.
         leaves: Keys and values with all of their room, layer by layer; what is behind `length` is finite.
-        checked: The number of a step, and the dtypes of the tokens and positions that its graph was found to hold for
-            with them.
+        checked: The number of a step, and the dtypes and sizes of what its graph was found to hold for with them.
     """
 
     def __init__(self, past: Sequence[Pair]) -> None:
         self.length = past[0][0].shape[2]
-        room = -(-int(self.length * GROWTH + 1) // ROOM) * ROOM
+        room = capacity(self.length)
         self.leaves: list[Tensor] = []
         with torch.inference_mode(False), torch.no_grad():
             for tensor in (one for pair in past for one in pair):
@@ -128,7 +136,7 @@ class Buffers:
             self.mask = torch.zeros(past[0][0].shape[0], 1, 1, room + 1, dtype=torch.bool, device="cpu")
         self.mask[..., : self.length] = True
         self.mask[..., room] = True
-        self.checked: tuple[int, torch.dtype, torch.dtype] | None = None
+        self.checked: tuple[Any, ...] | None = None
         self._handed: list[Tensor] = []
 
     @classmethod
@@ -142,6 +150,11 @@ class Buffers:
         held = {(t.ndim, t.shape[0], t.shape[-2]) for layer in cache.layers for t in (layer.keys, layer.values)}
         ((axes, batch, length),) = held if len(held) == 1 else ((0, 0, 0),)
         return length if axes == 4 and batch == rows else None
+
+    @classmethod
+    def takes(cls, mask: Tensor, length: int) -> bool:
+        """Tell whether a mask says which of `length` keys and itself one token sees."""
+        return mask.ndim == 2 and mask.shape[1] == length + 1
 
     def see(self, mask: Tensor | None) -> None:
         """Let the next token see the keys of a mask (batch, length + 1), itself at last, or all that are there."""

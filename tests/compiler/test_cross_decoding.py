@@ -1,0 +1,144 @@
+"""`generate` of encoder-decoders: steps behind two caches as a graph, the layers' tokens, what the layers keep."""
+
+import copy
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+import twofour
+from tests.compiler.test_decoding import graphs  # noqa: F401  a fixture
+from twofour.compiler.cross_decoder import CrossDecoding
+
+from .small import TOKENS
+
+pytestmark = pytest.mark.usefixtures("no_measuring", "graphs")
+
+IDS = torch.randint(1, 90, (2, 9), generator=torch.Generator().manual_seed(0))
+SEEN = torch.ones(2, 9, dtype=torch.int64)
+SEEN[1, 6:] = 0
+
+
+def t5() -> tuple[Any, dict[str, Any]]:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    sizes = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 96}
+    model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0, eos_token_id=None, pad_token_id=0))
+    return model.eval(), {"input_ids": IDS, "decoder_input_ids": IDS[:, :3]}
+
+
+def whisper() -> tuple[Any, dict[str, Any]]:
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    torch.manual_seed(0)
+    sizes = {"d_model": 64, "encoder_layers": 1, "decoder_layers": 2, "num_mel_bins": 8, "vocab_size": 96}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 128}
+    more = {"max_source_positions": 20, "max_target_positions": 64, "decoder_start_token_id": 1}
+    ends = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
+    model = WhisperForConditionalGeneration(WhisperConfig(**sizes, **heads, **more, **ends))
+    return model.eval(), {"input_features": torch.randn(2, 8, 40), "decoder_input_ids": IDS[:, :3]}
+
+
+_compiled: dict[str, tuple[Any, Any, dict[str, Any]]] = {}
+
+
+@pytest.fixture(params=[t5, whisper])
+def models(request: pytest.FixtureRequest) -> tuple[Any, Any, dict[str, Any]]:
+    """The masked model, the compiled one, whose graph is made once, and what is given to the encoder."""
+    if request.param.__name__ not in _compiled:
+        model, example = request.param()
+        masked = twofour.prune(model, "2:4")
+        fast = twofour.compile(masked, example, tokens=TOKENS)
+        _compiled[request.param.__name__] = masked, fast, {k: v for k, v in example.items() if k[:7] != "decoder"}
+    return _compiled[request.param.__name__]
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each step, whether the graph ran it."""
+    seen: list[bool] = []
+    own = CrossDecoding._next
+
+    def counted(self: CrossDecoding, *args: Any) -> Any:
+        answer = own(self, *args)
+        seen.append(answer is not None)
+        return answer
+
+    monkeypatch.setattr(CrossDecoding, "_next", counted)
+    return seen
+
+
+def continued(model: Any, given: dict[str, Any], new: int, **more: Any) -> tuple[list[torch.Tensor], Any]:
+    """Logits of a start and of tokens behind it, as `generate` asks for them, and the cache."""
+    from transformers import DynamicCache, EncoderDecoderCache
+
+    cache, found = EncoderDecoderCache(DynamicCache(), DynamicCache()), []
+    with torch.no_grad():
+        encoded = model.get_encoder()(**given, **{k: v for k, v in more.items() if k == "attention_mask"})
+        token = torch.tensor([[1], [2]])
+        for _ in range(new):
+            call = {"decoder_input_ids": token, "encoder_outputs": encoded, "past_key_values": cache, **more}
+            found.append(model(**call, use_cache=True).logits)
+            token = found[-1][:, -1:].argmax(-1)
+    return found, cache
+
+
+def test_steps_run_on_a_graph_and_answer_as_the_layers(models: Any, steps: list[bool]) -> None:
+    masked, fast, given = models
+    assert isinstance(fast.__dict__["forward"], CrossDecoding), fast.plan.notes
+    (want, held), (got, cache) = (continued(model, given, 40) for model in (masked, fast))
+    assert steps == [True] * 39
+    torch.testing.assert_close(got, want, atol=2e-4, rtol=1e-3)
+    for layer, other in zip(held.self_attention_cache.layers, cache.self_attention_cache.layers, strict=True):
+        torch.testing.assert_close(other.keys, layer.keys, atol=1e-4, rtol=1e-3)
+
+
+def test_copies_and_other_orders_of_a_cache(models: Any, steps: list[bool]) -> None:
+    masked, fast, given = models
+    answers = []
+    for model in (masked, fast):
+        _, cache = continued(model, given, 4)
+        with torch.no_grad():
+            encoded, found = model.get_encoder()(**given), []
+            cache.reorder_cache(torch.tensor([1, 0]))
+            for one in (copy.deepcopy(cache), cache):
+                call = {"decoder_input_ids": IDS[:, :1], "encoder_outputs": encoded, "past_key_values": one}
+                found += [model(**call, use_cache=True).logits for _ in range(2)]
+        answers.append(torch.stack(found))
+    torch.testing.assert_close(answers[1], answers[0], atol=2e-4, rtol=1e-3)
+    torch.testing.assert_close(answers[1][:2], answers[1][2:])
+    assert all(steps) and len(steps) == 7
+
+
+def test_what_the_graph_does_not_serve_is_said(
+    models: Any, caplog: pytest.LogCaptureFixture, steps: list[bool]
+) -> None:
+    masked, fast, given = models
+    fast.__dict__["forward"]._said.clear()
+    with caplog.at_level(logging.WARNING, "twofour"):
+        (want, _), (got, _) = (continued(model, given, 3, output_attentions=False) for model in (masked, fast))
+        (want_too, _), (got_too, _) = (
+            continued(model, given, 3, output_hidden_states=True) for model in (masked, fast)
+        )
+    torch.testing.assert_close(got + got_too, want + want_too, atol=2e-4, rtol=1e-3)
+    assert steps == [True, True]
+    assert [record.message for record in caplog.records] == [
+        "a call with `output_hidden_states` runs layer by layer (said once)"
+    ]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"do_sample": True}, {"cache_implementation": "static"}])
+def test_generate_gives_the_tokens_of_the_layers(steps: list[bool], options: dict[str, Any]) -> None:
+    model, example = t5()
+    if "t5" not in _compiled:
+        masked = twofour.prune(model, "2:4")
+        _compiled["t5"] = masked, twofour.compile(masked, example, tokens=TOKENS), {"input_ids": IDS}
+    found = []
+    for one in _compiled["t5"][:2]:
+        torch.manual_seed(0)
+        more = {"attention_mask": SEEN, "max_new_tokens": 10, "min_new_tokens": 10, **options}
+        found.append(one.generate(IDS, **more))
+    assert torch.equal(*found)
+    assert len(steps) == (0 if "cache_implementation" in options else 9) and all(steps)
