@@ -2,6 +2,9 @@
 
 Each sample generates all tokens greedily with transformers' own loop and cache; every float32 candidate must give the
 tokens of the dense model that it has the weights of. torch.compile is run as transformers runs it, with a static cache.
+OpenVINO and ONNX Runtime have no such loop here. They run what they would be given: one token behind a cache of the
+size that all tokens need, which is written in place; the prompt, and what transformers does between two tokens, cost
+them nothing.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ from rich.table import Table
 from torch import Tensor
 
 import twofour
+from cases.decoder_step import DecoderStep, StepLoop, with_linears
 from cases.records import machine_line
-from twofour import measure
+from twofour import engines, measure
+from twofour.engines import OPENVINO, ORT, NotBuilt
 from twofour.errors import DataError, MeasureError
 from twofour.measure import Record
 
@@ -84,14 +89,11 @@ class Bench:
         model, dtype = MODELS[str(cell["model"])]().eval().requires_grad_(False), str(cell["dtype"])
         ids = torch.randint(1, 1000, (1, int(str(cell["prompt"]))), generator=torch.Generator().manual_seed(0))
         sparse = twofour.prune(copy.deepcopy(model), "2:4")
+        new = int(str(cell["new"]))
+        runs, missing = self.dense(model, ids, new, dtype, threads)
+        baseline = list(runs)
         if dtype == "bfloat16":
             model, sparse = model.bfloat16(), sparse.bfloat16()
-        new = int(str(cell["new"]))
-        runs: dict[str, Callable[[], Tensor]] = {EAGER: _run(model, ids, new)}
-        if self.inductor:
-            compiled = copy.deepcopy(model)
-            compiled.forward = torch.compile(compiled.forward)
-            runs[INDUCTOR] = _run(compiled, ids, new, cache_implementation="static")
         example = {"input_ids": ids}
         ours = {DENSE: (model, "auto"), LAYERS: (sparse, False), GRAPHS: (sparse, "auto")}
         plans: dict[str, object] = {}
@@ -103,13 +105,37 @@ class Bench:
         with torch.no_grad():
             return measure.compare(
                 runs,
-                baseline=[name for name in (EAGER, INDUCTOR) if name in runs],
+                baseline=baseline,
                 seconds=self.seconds,
                 threads=threads,
-                clock="thread" if threads == 1 else "wall",
+                clock="process" if threads == 1 else "wall",
                 warmup=2,
-                meta={**cell, "notes": plans},
+                meta={**cell, "notes": plans, "missing": missing},
             )
+
+    def dense(
+        self, model: Any, ids: Tensor, new: int, dtype: str, threads: int
+    ) -> tuple[dict[str, Callable[[], Tensor]], dict[str, str]]:
+        """Return the dense candidates of other makes in a computing type, and why others are missing."""
+        made = model if dtype == "float32" else copy.deepcopy(model).bfloat16() if dtype == "bfloat16" else None
+        made = engines.quantize_torch(with_linears(model), dtype) if made is None else made
+        runs: dict[str, Callable[[], Tensor]] = {EAGER: _run(made, ids, new)}
+        missing: dict[str, str] = {}
+        if self.inductor and dtype != "int8":
+            compiled = copy.deepcopy(made)
+            compiled.forward = torch.compile(compiled.forward)
+            runs[INDUCTOR] = _run(compiled, ids, new, cache_implementation="static")
+        elif self.inductor:
+            missing[INDUCTOR] = "torch.compile is not built for int8: its quantisation moved to torchao"
+        step = DecoderStep(with_linears(model), ids, new)
+        for name, build in ((OPENVINO, engines.openvino), (ORT, engines.onnxruntime)):
+            try:
+                runs[name] = StepLoop(step, build, dtype, threads)
+                runs[name]()
+            except (ImportError, NotBuilt, RuntimeError, ValueError, TypeError) as error:
+                runs.pop(name, None)
+                missing[name] = f"{type(error).__name__}: {engines.reason_of(error)}"
+        return runs, missing
 
 
 def _run(model: Any, ids: Tensor, new: int, **options: Any) -> Callable[[], Tensor]:
