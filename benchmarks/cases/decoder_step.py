@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -38,7 +39,6 @@ class DecoderStep(nn.Module):
         new: Tokens that are generated.
 
     Attributes:
-        model: Itself, as `engines` asks for it.
         inputs: Token, position, which keys are seen, and keys and values (layers, 1, heads, room, width).
         first: The token behind the prompt.
     """
@@ -56,11 +56,6 @@ class DecoderStep(nn.Module):
         seen = torch.zeros(1, 1, 1, self.prompt + new + 1, dtype=torch.bool)
         self.inputs = self.first.clone(), torch.tensor([[self.prompt]]), seen, keys.clone(), values.clone()
         self.restart()
-
-    @property
-    def model(self) -> nn.Module:
-        """The step, for `engines`."""
-        return self
 
     def restart(self) -> None:
         """Leave the prompt alone in the cache."""
@@ -92,7 +87,7 @@ class StepLoop:
     """
 
     def __init__(self, step: DecoderStep, build: Callable[..., Callable[[], Any]], dtype: str, threads: int) -> None:
-        self.step, self.run = step, build(step, dtype, threads)
+        self.step, self.run = step, build(SimpleNamespace(model=step, inputs=step.inputs), dtype, threads)
 
     def __call__(self) -> Tensor:
         """Return all tokens behind the prompt."""

@@ -44,7 +44,7 @@ def whisper() -> tuple[Any, dict[str, Any]]:
 _compiled: dict[str, tuple[Any, Any, dict[str, Any]]] = {}
 
 
-@pytest.fixture(params=[t5, whisper])
+@pytest.fixture(params=[t5, pytest.param(whisper, marks=pytest.mark.long)])
 def models(request: pytest.FixtureRequest) -> tuple[Any, Any, dict[str, Any]]:
     """The masked model, the compiled one, whose graph is made once, and what is given to the encoder."""
     if request.param.__name__ not in _compiled:

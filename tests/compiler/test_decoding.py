@@ -251,7 +251,14 @@ def test_a_change_of_the_model_leaves_the_graphs(models: tuple[Any, Any], calls:
     assert not calls
 
 
-@pytest.mark.parametrize(("kind", "dtype"), [(gpt2, "bfloat16"), (llama, "bfloat16"), (llama, "int4")])
+KINDS = [
+    (llama, "bfloat16"),
+    pytest.param(gpt2, "bfloat16", marks=pytest.mark.long),
+    pytest.param(llama, "int4", marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize(("kind", "dtype"), KINDS)
 def test_a_bfloat16_model_has_fewer_calls_and_its_cache_is_bfloat16(kind: Any, dtype: str, calls: list[str]) -> None:
     from transformers import DynamicCache
 

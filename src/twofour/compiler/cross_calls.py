@@ -72,7 +72,8 @@ class CrossStep:
         """
         answer = type(self.model).forward(self.model, **{**given, "use_cache": True})
         cache = getattr(answer, "past_key_values", None)
-        own, other = (getattr(cache, f"{name}_attention_cache", None) for name in ("self", "cross"))
+        own: Any = getattr(cache, "self_attention_cache", None)
+        other: Any = getattr(cache, "cross_attention_cache", None)
         layers = len(getattr(own, "layers", ()))
         if not layers or not is_served(own, layers) or not is_served(other, layers):
             raise RefusedError("its cache has layers of other kinds than keys and values that grow")

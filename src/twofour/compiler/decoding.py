@@ -80,7 +80,7 @@ def with_decoding(fast: nn.Module, plan: Plan, example: Example, terms: Terms) -
     """
     crossing = decodes_crossed(fast)
     given = arguments(fast, example.args, example.kwargs) if crossing or decodes(fast) else {}
-    ids = given.get("input_ids")
+    ids: Any = given.get("input_ids")
     if not crossing and (not isinstance(ids, Tensor) or ids.ndim != 2 or not ids.numel() or ids.shape[1] < 2):
         return plan
     try:

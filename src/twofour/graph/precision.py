@@ -61,7 +61,8 @@ def lower_activations(module: fx.GraphModule) -> int:
     for node in list(graph.nodes):
         lowering.visit(node)
     for node in lowering.nothing:
-        replace_with(node, node.args[0])
+        source: Any = node.args[0]
+        replace_with(node, source)
     graph.eliminate_dead_code()
     graph.lint()
     return len(lowering.low)
@@ -89,7 +90,8 @@ class _Lowering:
             operand in self.low or is_low(operand) for operand in (*args[1:3], *_added(node))
         ):
             if is_float32(node):
-                self.lower(node, [operand for operand in (*args[:3], *_added(node)) if is_float32(operand)])
+                operands: Any = (*args[:3], *_added(node))
+                self.lower(node, [operand for operand in operands if is_float32(operand)])
         elif node.target in (norm, norm_in_place):
             self.normalise(node)
         elif node.target in _VIEWS and args[0] in self.low:
