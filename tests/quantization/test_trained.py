@@ -161,6 +161,17 @@ def test_pieces_make_no_difference(kind: str, monkeypatch: pytest.MonkeyPatch) -
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=0 if name != "input_step" else 1e-4)
 
 
+@pytest.mark.parametrize("learned", [True, False])
+def test_one_image_is_cut_as_a_batch_of_one(learned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = layer_of("conv", "w2", "a2", learned)
+    monkeypatch.setattr(trained, "HELD", 60)
+    with torch.autocast("cpu", torch.bfloat16):
+        upstream = torch.randn(layer(x[:1]).shape)
+        want, found = gradients(layer, x[:1], upstream), gradients(layer, x[0], upstream[0])
+    for name, value in want.items():
+        torch.testing.assert_close(found[name].view_as(value), value, rtol=1e-3, atol=1e-4, msg=name)
+
+
 def test_images_of_one_channel_stay_in_channels_last() -> None:
     """A contiguous image of one channel lies as one in channels_last does, but for its strides."""
     conv = nn.Conv2d(1, 8, 3, padding=1)

@@ -195,9 +195,13 @@ def _scaled(values: Tensor, factor: Tensor, bias: Tensor | None, dtype: torch.dt
     if not values.numel():
         return found
     step = max(1, HELD // values[0].numel()) if values.is_cpu and values.ndim > 1 else max(len(values), 1)
-    every = factor.ndim < values.ndim or len(factor) == 1
     for at in range(0, len(values), step):
         some = slice(at, at + step)
-        part = _times(values[some], factor if every else factor[some])
-        found[some].copy_(part if bias is None else part.add_(bias))
+        part = _times(values[some], _part(factor, values, some))
+        found[some].copy_(part if bias is None else part.add_(_part(bias, values, some)))
     return found
+
+
+def _part(spread: Tensor, values: Tensor, some: slice) -> Tensor:
+    """Return what stands over a part of values, of something that spreads over all: of one image, outputs are cut."""
+    return spread if spread.ndim < values.ndim or len(spread) == 1 else spread[some]
