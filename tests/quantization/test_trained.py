@@ -202,6 +202,21 @@ def test_what_follows_operators_has_the_same_gradients(weights: str, monkeypatch
     torch.testing.assert_close(gradients(layer, x, upstream), want, rtol=1e-4, atol=1e-5)
 
 
+def test_signs_of_one_scale_and_of_rows_without_weights() -> None:
+    """One scale is the mean of the whole weight; rows of zeros have the least scale, and gradients that are numbers."""
+    torch.manual_seed(0)
+    layer, x = nn.Linear(24, 6), torch.randn(8, 24)
+    layer.weight.data[2] = 0
+    upstream = torch.randn(8, 6)
+    for scales in ("channel", "tensor"):
+        model = twofour.quantize(copy.deepcopy(layer), "w1", "a2", data=[x], scales=scales).train()  # type: ignore[arg-type]
+        found = gradients(model, x, upstream)
+        assert all(value.isfinite().all() for value in found.values())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(layers, "_is_followed", lambda x: True)
+            torch.testing.assert_close(found, gradients(model, x, upstream), rtol=1e-4, atol=1e-5)
+
+
 def test_frozen_weights_leave_steps_their_gradients() -> None:
     layer, x = layer_of("conv", "w2", "a2", True)
     upstream = torch.randn(layer(x).shape)

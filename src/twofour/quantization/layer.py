@@ -77,10 +77,10 @@ def _answer(module: Layer, x: Tensor, count: int) -> Tensor:
     held: LowBits = module.__dict__[CARRIED]
     _require_floats(x)
     _require_steps(module, held)
+    if module.training and not (held.whole or held.group or _is_followed(x)):
+        return _trained(module, held, x)
     weight, scales = held.weight(module)
     image = isinstance(module, nn.Conv2d)
-    if module.training and not (held.whole or held.group or _is_followed(x)):
-        return _trained(module, held, x, weight, scales)
     if held.group:
         y = _of_groups(module, held, x.float(), weight, scales)
         return (y if module.bias is None else y + module.bias.float()).to(x.dtype)
@@ -96,9 +96,10 @@ def _answer(module: Layer, x: Tensor, count: int) -> Tensor:
     return (y if module.bias is None else y + module.bias.float().view(axes)).to(x.dtype)
 
 
-def _trained(module: Layer, held: LowBits, x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+def _trained(module: Layer, held: LowBits, x: Tensor) -> Tensor:
     """Return the same of a layer that is trained, in bfloat16 where autocast says so: see trained.py."""
     dtype = trained.computing_type(x)
+    weight, scales = trained.weight(held, module, dtype)
     axes = (-1, 1, 1) if isinstance(module, nn.Conv2d) else (-1,)
     token = None
     if held.widths.inputs is None:
@@ -109,7 +110,7 @@ def _trained(module: Layer, held: LowBits, x: Tensor, weight: Tensor, scales: Te
     else:
         levels, token = held.input(module, x.float())
         levels = levels.to(dtype)
-    sums = _product(module, levels, trained.tied(weight, scales, dtype, trained.layout_of(module.weight)))
+    sums = _product(module, levels, weight)
     factor = scales.view(axes) if token is None else token * scales.view(axes)
     bias = None if module.bias is None else module.bias.float().view(axes)
     return trained.scaled(sums, factor, bias, x.dtype if dtype is torch.float32 else dtype)

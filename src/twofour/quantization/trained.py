@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from twofour import native
 from twofour.errors import QuantizationError
+from twofour.quantization.carried import TINY, WEIGHT_SCALE, LowBits
 
 HELD = 1 << 17
 """Values of a piece on a CPU: half a megabyte in float32, which a second cache holds."""
@@ -64,6 +65,30 @@ class _Stepped(torch.autograd.Function):
             if found is not None:
                 into.copy_(inside.mul_(above).mul_(factor))
         return found, torch.stack(sums).sum() / step if sums else torch.zeros_like(step), *(None,) * 4
+
+
+class _Signs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, dtype: Any) -> tuple[Tensor, Tensor]:
+        whole, scale = torch.empty_like(rows, dtype=dtype), rows.new_empty(len(rows))
+        for part, into, mean in _runs(rows, whole, scale):
+            into.copy_(_signs(part))
+            torch.mean(part.abs(), 1, out=mean)
+        scale.clamp_(min=TINY)
+        ctx.save_for_backward(rows, scale)
+        ctx.mark_non_differentiable(scale)
+        return whole, scale
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        rows, scale = ctx.saved_tensors
+        _require_first()
+        found = torch.empty_like(rows)
+        for part, of, above, into in _runs(rows, scale, gradients[0], found):
+            above = above.float()
+            mean = (_signs(part) * above).sum(1).div_(of * rows.shape[1]).mul_(of > TINY)
+            torch.mul(part.abs().le_(1), above, out=into).addcmul_(part.sign(), mean.unsqueeze(1))
+        return found, None
 
 
 class _Tied(torch.autograd.Function):
@@ -118,6 +143,24 @@ def levels(
         dtype: Of the answer.
     """
     return cast(Tensor, _Stepped.apply(x.contiguous(memory_format=layout_of(x)), step, rounded, least, most, dtype))
+
+
+def weight(held: LowBits, module: nn.Module, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return what `LowBits.weight` does, whole numbers in a type, laid out as the weight is.
+
+    Scales have the gradient of `tied` by way of the whole numbers. Of signs nothing is kept for the backward pass but
+    the weight.
+    """
+    given, encoding = module._parameters.get("weight"), held.widths.weights
+    if given is None or encoding.name != "b1" or module._buffers.get(WEIGHT_SCALE) is not None:
+        whole, scale = held.weight(module)
+        return tied(whole, scale, dtype, layout_of(whole if given is None else given)), scale
+    last = layout_of(given) is torch.channels_last
+    laid = given.permute(0, 2, 3, 1) if last else given
+    rows = laid.float().reshape(1 if held.per_tensor else len(given), -1)  # in the order of memory
+    whole, scale = cast(tuple[Tensor, Tensor], _Signs.apply(rows, dtype))
+    whole = whole.view(laid.shape)
+    return whole.permute(0, 3, 1, 2) if last else whole, scale.expand(len(given))
 
 
 def tied(whole: Tensor, scale: Tensor, dtype: torch.dtype, layout: torch.memory_format) -> Tensor:
@@ -180,6 +223,18 @@ def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     lines = [_in_line(x) for x in tensors]
     step = HELD if lines[0].is_cpu else max(lines[0].numel(), 1)
     yield from zip(*(line.split(step) for line in lines), strict=True) if lines[0].numel() else ()
+
+
+def _runs(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the same rows of tensors, on a CPU so few that a cache holds them through several passes."""
+    rows = tensors[0]
+    step = max(1, HELD // max(rows.shape[1], 1)) if rows.is_cpu else max(len(rows), 1)
+    yield from zip(*(tensor.split(step) for tensor in tensors), strict=True)
+
+
+def _signs(values: Tensor) -> Tensor:
+    """Return 1 where a value is zero or more, of either sign, else -1."""
+    return torch.where(values < 0, -1.0, 1.0)
 
 
 def _times(part: Tensor, factor: Any) -> Tensor:
