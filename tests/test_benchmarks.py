@@ -564,7 +564,7 @@ def test_training_steps_of_a_net_of_convolutions(cases, monkeypatch, capsys: pyt
 
     monkeypatch.setattr(training, "IMAGES_WIDTH", 8)
     (cell,) = training.image_cells(["float32"], 2)
-    compiled = {training.COMPILED, training.SDGP_COMPILED}
+    compiled = {training.COMPILED, training.SDGP_COMPILED, training.BOTH_COMPILED}
     record = training.Bench(0.01, [*compiled])(cell)
     assert set(record.timings) == {*training.IMAGES_DENSE, *training.IMAGES_SPARSE} - compiled
     assert set(record.baseline) == {training.EAGER, training.LAST}

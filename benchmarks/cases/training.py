@@ -8,8 +8,8 @@ that are 2:4 both ways, the same with the kept values alone as parameters (of fi
 bfloat16 is autocast with float32 parameters.
 
 Of the net of convolutions (`models/resnet9.py`) the dense steps are torch's in both memory formats and torch.compile
-channels-last, the sparse ones SDGP in both formats and compiled, and weights that are 2:4 both ways. Its optimiser is
-fused SGD with momentum.
+channels-last, the sparse ones SDGP in both formats and compiled, and weights that are 2:4 both ways, compiled too. Its
+optimiser is fused SGD with momentum.
 """
 
 from __future__ import annotations
@@ -40,7 +40,11 @@ DENSE = (EAGER, COMPILED, CONTROL)
 SPARSE = (SDGP, BOTH, KEPT, ALL)
 LAST, SDGP_PLAIN = "eager, channels-last", "SDGP, contiguous"
 SDGP_COMPILED, SDGP_DENSE = "SDGP, torch.compile", "SDGP, dense products"
-IMAGES_DENSE, IMAGES_SPARSE = (EAGER, LAST, COMPILED), (SDGP, SDGP_COMPILED, SDGP_PLAIN, SDGP_DENSE, BOTH)
+BOTH_COMPILED = "2:4 both ways, torch.compile"
+IMAGES_DENSE, IMAGES_SPARSE = (
+    (EAGER, LAST, COMPILED),
+    (SDGP, SDGP_COMPILED, SDGP_PLAIN, SDGP_DENSE, BOTH, BOTH_COMPILED),
+)
 WIDTH, HIDDEN, HEADS, SEQUENCE, SEQUENCES, DEPTH = 768, 3072, 12, 128, 16, 2
 IMAGES_WIDTH, IMAGES = 128, 32
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -212,13 +216,14 @@ def image_steps(dtype: torch.dtype, images: int, without: Sequence[str], seconds
             form = torch.contiguous_format if name in (EAGER, SDGP_PLAIN) else torch.channels_last
             made[name] = Step.of_images(copy.deepcopy(model), dtype, images, form)
     for name in IMAGES_SPARSE:
-        if name in made and name != BOTH:
+        if name in made and name not in (BOTH, BOTH_COMPILED):
             product = "dense" if name == SDGP_DENSE else "auto"
             made[name].handle = sdgp.attach(made[name].model, "2:4", product=product, seconds=seconds)
-    if BOTH in made:
-        with made[BOTH].autocast():
-            made[BOTH].handle = both_ways.attach(made[BOTH].model, made[BOTH].x, seconds=seconds)
-    for name in (COMPILED, SDGP_COMPILED):
+    for name in (BOTH, BOTH_COMPILED):
+        if name in made:
+            with made[name].autocast():
+                made[name].handle = both_ways.attach(made[name].model, made[name].x, seconds=seconds)
+    for name in (COMPILED, SDGP_COMPILED, BOTH_COMPILED):
         if name in made:
             made[name].run = cast(Callable[[Tensor], Tensor], torch.compile(made[name].model))
     return made

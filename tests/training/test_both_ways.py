@@ -115,6 +115,22 @@ def test_convolutions_against_float64(isa: str, dtype: torch.dtype, form) -> Non
         assert list(masks.of(net)) == ["0.weight", "2.weight", "4.weight", "6.weight"]
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # Dynamo's own
+def test_a_compiled_net_of_convolutions_is_one_graph() -> None:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 16, 3, 2, bias=False)
+    net = nn.Sequential(*layers).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 16, 6, 6).contiguous(memory_format=torch.channels_last)
+    handle = both_ways.attach(net, x, kernels="sparse")
+    run = torch.compile(net, fullgraph=True, backend="aot_eager")
+    optimizer = torch.optim.SGD(net.parameters(), 0.05, fused=True)
+    for _ in range(3):
+        want, got = gradients(net, x), gradients(run, x)
+        assert_near(got, {name: want[name.removeprefix("_orig_mod.")] for name in got}, 1e-6)
+        optimizer.step()  # the layouts follow
+    handle.finish()
+
+
 def test_convolutions_that_cannot_take_part_are_named() -> None:
     kinds = {
         "groups": nn.Conv2d(16, 16, 3, padding=1, groups=2),

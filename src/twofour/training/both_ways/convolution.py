@@ -8,6 +8,7 @@ round: its channels exchanged, its taps in the opposite order.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self, cast
@@ -21,6 +22,7 @@ from twofour.kernels import Kernel, Prepared, available
 from twofour.kernels.base import Row, widest
 from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry, PreparedConv
 from twofour.kernels.nm_conv import LAYOUT, native_conv_rows, to_rows, to_turned_rows
+from twofour.kernels.registration import register
 from twofour.layers import CARRIED
 from twofour.patterns import Transposable
 from twofour.training.both_ways.estimate import Estimate
@@ -110,12 +112,11 @@ class MaskedFilter(MaskedWeight):
         return PreparedConv(kernel, self._packed[key].tensor, geometry=geometry)
 
     def multiply(self, kernel: Any, packed: Prepared, call: Call) -> Tensor:
-        """Return the convolution, in the memory format of what it is of."""
+        """Return the convolution, in the memory format of the images."""
         bias = None if call.bias is None else call.bias.float()
         prepared = cast(PreparedConv, packed)
         problem = ConvProblem(prepared.geometry.out_channels, geometry=prepared.geometry)
-        y = cast(ConvKernel, kernel).run(call.a, prepared, bias, problem)
-        return y.contiguous() if call.a.is_contiguous() else y
+        return _in_format_of(call.a, cast(ConvKernel, kernel).run(call.a, prepared, bias, problem))
 
     def dense(self, call: Call) -> tuple[Tensor, Tensor]:
         """Return both operands in one type, the weight masked where the parameter holds pruned values too."""
@@ -157,35 +158,71 @@ def _filler() -> Kernel:
     return next(row for row in rows if (row.layout, row.dtype) == (LAYOUT, "float32") and row.refills)
 
 
+def _run_forward(x: Tensor, weight: Tensor, bias: Tensor | None, number: int) -> Tensor:
+    products = numbered(number)
+    ways = {TORCH: partial(_convolved, source_of(products).geometry, bias)}
+    return _in_format_of(x, products.run(Call("forward", x, weight, bias, dense=ways)))
+
+
+def _run_data_gradient(gradient: Tensor, x: Tensor, weight: Tensor, number: int) -> Tensor:
+    products = numbered(number)
+    ways = {TORCH: partial(_data_gradient, source_of(products).geometry, x)}
+    return _in_format_of(x, products.run(Call("data", gradient, weight, dense=ways)))
+
+
+def _in_format_of(x: Tensor, found: Tensor) -> Tensor:
+    """Return images in the memory format of those of x, which compiled graphs were promised."""
+    return found.contiguous(memory_format=torch.contiguous_format if x.is_contiguous() else torch.channels_last)
+
+
+def _shown_forward(x: Tensor, weight: Tensor, bias: Tensor | None, number: int) -> Tensor:
+    geometry = source_of(numbered(number)).geometry
+    return _in_format_of(x, x.new_empty(len(x), len(weight), *geometry.sizes(*x.shape[2:])))
+
+
+def _shown_data_gradient(gradient: Tensor, x: Tensor, weight: Tensor, number: int) -> Tensor:
+    return _in_format_of(x, x.new_empty(x.shape))
+
+
+register(
+    "masked_convolution(Tensor x, Tensor weight, Tensor? bias, int number) -> Tensor",
+    _shown_forward,
+    CompositeExplicitAutograd=_run_forward,
+)
+register(
+    "masked_convolution_gradient(Tensor gradient, Tensor x, Tensor weight, int number) -> Tensor",
+    _shown_data_gradient,
+    CompositeExplicitAutograd=_run_data_gradient,
+)
+
+
 class _Convolution(torch.autograd.Function):
-    """The convolution of x (N, C, H, W), with a weight that is masked."""
+    """The convolution of x (N, C, H, W), with a weight that is masked; opaque operators inside `torch.compile`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, number: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, number: int, *axes: list[int]) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.number, ctx.products, ctx.bias = number, numbered(number), None if bias is None else bias.dtype
-        source = source_of(ctx.products)
-        ways = {TORCH: partial(_convolved, source.geometry, bias)}
-        return ctx.products.run(Call("forward", x, weight, bias, dense=ways))
+        ctx.number, ctx.axes, ctx.bias = number, axes, None if bias is None else bias.dtype
+        if torch.compiler.is_compiling():
+            return torch.ops.twofour.masked_convolution(x, weight, bias, number)
+        ctx.products = numbered(number)  # the graph may outlive the layer
+        return _run_forward(x, weight, bias, number)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        first_derivative(ctx.number)
-        gradient, source = gradients[0].to(x.dtype), source_of(ctx.products)
-        last = not x.is_contiguous()
-        gradient = gradient.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+        compiling, gradient = first_derivative(ctx.number), _in_format_of(x, gradients[0].to(x.dtype))
         dx = dw = db = None
         if ctx.needs_input_grad[0]:
-            ways = {TORCH: partial(_data_gradient, source.geometry, x)}
-            dx = ctx.products.run(Call("data", gradient, weight, dense=ways))
+            of = torch.ops.twofour.masked_convolution_gradient if compiling else _run_data_gradient
+            dx = of(gradient, x, weight, ctx.number)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             wanted = [False, ctx.needs_input_grad[1], ctx.needs_input_grad[2]]
-            with part("weight gradient"):
-                _, dw, db = _exact(source.geometry, gradient, x, weight.to(x.dtype), wanted)
+            with nullcontext() if compiling else part("weight gradient"):
+                _, dw, db = _exact(ctx.axes, gradient, x, weight.to(x.dtype), wanted)
             dw = None if dw is None else dw.to(weight.dtype)
             db = None if db is None else db.to(ctx.bias)
-        return dx, dw, db, None
+        return dx, dw, db, *[None] * 4
 
 
 def source_of(products: LinearProducts) -> MaskedFilter:
@@ -199,14 +236,18 @@ def _convolved(geometry: Geometry, bias: Tensor | None, x: Tensor, weight: Tenso
 
 
 def _data_gradient(geometry: Geometry, x: Tensor, gradient: Tensor, weight: Tensor) -> Tensor:
-    return cast(Tensor, _exact(geometry, gradient, x, weight, [True, False, False])[0])
+    return cast(Tensor, _exact(_axes(geometry), gradient, x, weight, [True, False, False])[0])
+
+
+def _axes(geometry: Geometry) -> tuple[list[int], list[int], list[int]]:
+    return list(geometry.stride), list(geometry.before), list(geometry.dilation)
 
 
 def _exact(
-    geometry: Geometry, gradient: Tensor, x: Tensor, weight: Tensor, wanted: list[bool]
+    axes: tuple[list[int], ...], gradient: Tensor, x: Tensor, weight: Tensor, wanted: list[bool]
 ) -> tuple[Tensor | None, ...]:
     """Return those gradients of input, weight and bias that are wanted, as torch computes them."""
-    around = (geometry.stride, geometry.before, geometry.dilation, False, (0, 0), 1)
+    around = (*axes, False, [0, 0], 1)
     return torch.ops.aten.convolution_backward(gradient, x, weight, [len(weight)], *around, wanted)
 
 
@@ -217,12 +258,11 @@ class SparseConv2d(nn.Conv2d):
         return _through_products(self.__dict__[CARRIED], input, weight, bias)
 
 
-@torch.compiler.disable(reason="twofour: native, on raw pointers")
 def _through_products(products: LinearProducts, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     (x,) = as_autocast(x)
-    images = x if x.ndim == 4 else x.unsqueeze(0)
+    images, axes = x if x.ndim == 4 else x.unsqueeze(0), _axes(source_of(products).geometry)
     with torch.autocast(x.device.type, enabled=False):
-        y = cast(Tensor, _Convolution.apply(images, weight, bias, products.number))
+        y = cast(Tensor, _Convolution.apply(images, weight, bias, products.number, *axes))
     return y if x.ndim == 4 else y.squeeze(0)
 
 
