@@ -7,7 +7,6 @@ pass over them. What a residual sum reads too is bfloat16, as activations betwee
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 
 import torch
@@ -46,7 +45,7 @@ def hand_on_images(module: fx.GraphModule) -> int:
 def lower_images(module: fx.GraphModule) -> int:
     """Let convolutions in int8 write bfloat16 where convolutions in int8 read it, as their input or to add it.
 
-    What a convolution adds has the type of its answer, and others read float32: conversions stand between.
+    Others read float32: a conversion stands before them.
 
     Args:
         module: The graph, its convolutions placed; it is changed.
@@ -56,12 +55,10 @@ def lower_images(module: fx.GraphModule) -> int:
     """
     layers = _in_int8(module)
     low = {node for node in layers if is_float32(node) and any(user in layers for user in node.users)}
-    while fallen := {node for node in low if len(node.args) > 1 and node.args[1] not in low}:
-        low -= fallen
     for node in filter(is_float32, layers):  # else the type of an answer is that of its input
         _answer(node, layers[node], torch.bfloat16 if node in low else torch.float32)
     for node in low:
-        others = [user for user in node.users if not _reads_low(user, node, layers, low)]
+        others = [user for user in node.users if user not in layers]
         if others:
             new = insert(node.next, aten.to.dtype, (node, torch.float32), node)
             new.meta["val"] = value(node).to(torch.float32)
@@ -69,10 +66,6 @@ def lower_images(module: fx.GraphModule) -> int:
                 user.replace_input_with(node, new)
     module.graph.lint()
     return len(low)
-
-
-def _reads_low(user: fx.Node, node: fx.Node, layers: Collection[fx.Node], low: Collection[fx.Node]) -> bool:
-    return user in layers and (node not in user.args[1:] or user in low)
 
 
 def _in_int8(module: fx.GraphModule) -> dict[fx.Node, ConvLayer]:

@@ -34,7 +34,7 @@ struct WindowCall : Matmul {
 template <class V>
 class ByteImages {
  public:
-  ByteImages(const Matmul& a, const Windows* windows) : given_(a), are_(windows != nullptr), size_(0) {
+  TWOFOUR_NOINLINE ByteImages(const Matmul& a, const Windows* windows) : given_(a), are_(windows != nullptr), size_(0) {
     if (!are_) return;
     static_cast<Windows&>(windows_) = *windows;
     numbers_ = windows_.height.input * windows_.width.input * windows_.channels;
@@ -89,11 +89,14 @@ class ByteImages {
         spans_[i * team.size + team.me] = span_of<V>(x + i * numbers_ + begin, end - begin);
       team.barrier();
     }
+    Matmul part = given_;  // of an image, as a token of a static range
+    part.in_features = end - begin;
+    part.quantization.dynamic = false;
     for (int64_t i = 0; i < windows_.images; i++) {
       Range range;
       if (!static_range(given_, &range)) range = range_of_image(spans_ + i * team.size, team.size);
-      uint8_t* const to = bytes_ + i * windows_.image_bytes + begin;
-      if (rounds()) quantize_token<V>(x + i * numbers_ + begin, end - begin, range, to, 8);
+      part.quantization.x_scale = range.scale, part.quantization.x_zero = range.zero;
+      if (rounds()) real_token<V>(part, x + i * numbers_ + begin, bytes_ + i * windows_.image_bytes + begin, 8);
       if (team.me != 0) continue;
       ranges_[i] = range;
       __builtin_memset(outside_ + i * windows_.outside_bytes, range.zero, static_cast<size_t>(windows_.outside_bytes));
@@ -101,7 +104,7 @@ class ByteImages {
     team.barrier();
   }
 
-  static Range range_of_image(const Span* spans, int64_t count) {
+  static TWOFOUR_NOINLINE Range range_of_image(const Span* spans, int64_t count) {
     float ends[2] = {0, 0};
     for (int64_t m = 0; m < count; m++) {
       if (spans[m].least < ends[0]) ends[0] = spans[m].least;
@@ -119,6 +122,18 @@ class ByteImages {
   Range* ranges_ = nullptr;
   Span* spans_ = nullptr;
   uint8_t *outside_ = nullptr, *bytes_ = nullptr;
+};
+
+// Of products that read rows alone.
+class NoImages {
+ public:
+  NoImages(const Matmul& a, const Windows*) : given_(a) {}
+  int64_t size() const { return 0; }
+  WindowCall call() const { return {given_}; }
+  void fill(const Team&) const {}
+
+ private:
+  const Matmul& given_;
 };
 
 // The window of a token.
@@ -180,23 +195,29 @@ inline void copy_taps(const ByteWindows& w, const WindowAt& at, int64_t row, uin
   for (int64_t c = 0; c < taps; c++) copy_inputs(at.pixel(row, c), w.channels, to, first + c * w.channels, stride);
 }
 
-// Sums on their way out with a second operand that is added before the activation, none or ReLU.
-template <class V, Type type, bool relu>
-TWOFOUR_NOINLINE void finish_added_as(const Matmul& a, const WholeRows& weight, const int32_t* sums, int64_t vectors,
-                                      int64_t stride, const Range* ranges, int64_t first, int64_t tokens, int64_t row,
-                                      int64_t end) {
+// Sums on their way out with a second operand that is added before the activation, none or ReLU; one function for all types of
+// an answer, which is the same for all sums of a call.
+template <class V>
+TWOFOUR_NOINLINE void finish_added(const WindowCall& a, const WholeRows& weight, const int32_t* sums, int64_t vectors, int64_t stride,
+                                   const Range* ranges, int64_t first, int64_t tokens, int64_t row, int64_t end) {
+  const bool low = a.windows->added == Type::bf16;
+  const auto floor = V::all(a.epilogue.activation == Activation::relu ? 0.0f : -__builtin_inff());
   for (int64_t v = 0; v < vectors && row + v * V::width < end; v++) {
     const Finish<V, false> finish(a, weight, ranges[first], row + v * V::width, end);
     for (int64_t t = 0; t < tokens; t++) {
       const auto* from = reinterpret_cast<const uint8_t*>(sums + (v * stride + t) * V::width);
       const auto sum = apart(finish.product(V::load_ints(from), ranges[first + t])) + finish.bias;
-      const auto added = finish.combined(sum, first + t);
-      const auto answer = relu ? V::max(V::zero(), added) : added;  // a NaN stays
-      if constexpr (type == Type::u8) {
+      const int64_t at = (first + t) * a.epilogue.other_stride + finish.row;
+      const auto with = low ? V::load(static_cast<const uint16_t*>(a.epilogue.other) + at, finish.rows)
+                            : V::load(static_cast<const float*>(a.epilogue.other) + at, finish.rows);
+      const auto answer = V::max(floor, sum + with);  // a NaN stays
+      if (a.y_type == Type::f32) {
+        finish.template store<Type::f32>(answer, first + t);
+      } else if (a.y_type == Type::bf16) {
+        finish.template store<Type::bf16>(answer, first + t);
+      } else {
         auto* const to = static_cast<uint8_t*>(a.y) + (first + t) * a.y_stride + row + v * V::width;
         V::store_bytes(to, finish.rounder(answer), finish.rows);
-      } else {
-        finish.template store<type>(answer, first + t);
       }
     }
   }
@@ -206,14 +227,14 @@ TWOFOUR_NOINLINE void finish_added_as(const Matmul& a, const WholeRows& weight, 
 template <class V>
 inline void finish_windows(const WindowCall& a, const WholeRows& weight, const int32_t* sums, int64_t vectors, int64_t stride,
                            const Range* ranges, int64_t first, int64_t tokens, int64_t row, int64_t end) {
-  if (a.windows == nullptr || a.epilogue.combine == Combine::none)
-    return finish_sums<V>(a, weight, sums, vectors, stride, ranges, first, tokens, row, end);
-  const bool relu = a.epilogue.activation == Activation::relu;
-  const auto finish = a.y_type == Type::f32    ? relu ? finish_added_as<V, Type::f32, true> : finish_added_as<V, Type::f32, false>
-                      : a.y_type == Type::bf16 ? relu ? finish_added_as<V, Type::bf16, true> : finish_added_as<V, Type::bf16, false>
-                      : relu                   ? finish_added_as<V, Type::u8, true>
-                                               : finish_added_as<V, Type::u8, false>;
-  finish(a, weight, sums, vectors, stride, ranges, first, tokens, row, end);
+  if (a.windows != nullptr && a.epilogue.combine != Combine::none)
+    return finish_added<V>(a, weight, sums, vectors, stride, ranges, first, tokens, row, end);
+  if constexpr (V::width >= 8)
+    finish_sums<V>(a, weight, sums, vectors, stride, ranges, first, tokens, row, end);
+  else
+    with_answers(a, [&](auto as) {  // portable code has no form of its own for one range: the same bits, half the code
+      finish_as<V, decltype(as), false>(a, weight, sums, vectors, stride, ranges, first, tokens, row, end);
+    });
 }
 
 }  // namespace

@@ -282,7 +282,7 @@ def require_image(
     geometry: Geometry,
     other: Tensor | None,
     reads: Sequence[torch.dtype] = FLOATS[:1],
-    adds: torch.dtype = torch.float32,
+    adds: Sequence[torch.dtype] = FLOATS[:1],
 ) -> Pair:
     """Refuse operands whose memory a kernel would misread; return the output's size.
 
@@ -303,8 +303,8 @@ def require_image(
     require_memory(x)  # before `channels_last`, which copies
     size = geometry.output(x.shape[2], x.shape[3])
     shape = (x.shape[0], geometry.out_channels, *size)
-    if other is not None and (tuple(other.shape) != shape or other.dtype is not adds or not other.is_cpu):
-        raise _unfit(f"other of {other.dtype} {tuple(other.shape)} on {other.device}", str(shape), adds)
+    if other is not None and (tuple(other.shape) != shape or other.dtype not in adds or not other.is_cpu):
+        raise _unfit(f"other of {other.dtype} {tuple(other.shape)} on {other.device}", str(shape), *adds)
     return size
 
 

@@ -13,6 +13,7 @@ namespace twofour {
 struct Windows {
   int64_t images, channels;
   ConvAxis height, width;
+  Type added = Type::f32;  // or bf16: of a second operand, whatever the answer is
 
   int64_t inputs() const { return height.taps * width.taps * channels; }
 };

@@ -33,7 +33,7 @@ void require_weight(const RowBase& row, const PackedWeight& packed) {
 void bind_window_conv(nb::module_& m) {
   bind_table(m, kWindowConvKernels);
   // x and y: (images, channels, height, width) with channels densest; x float32, bfloat16, or of a static range uint8; y float32,
-  // bfloat16, uint8 or int8; `other`: None, or bfloat16 beside such an answer, float32 beside the others. `weight` is (out, inputs
+  // bfloat16, uint8 or int8; `other`: float32, bfloat16 or None. `weight` is (out, inputs
   // of a window), tap by tap. `height` and `width`: taps, stride, padding, dilation. Returns false, without touching y, when the
   // weight was made for another layout or shape.
   bind_call(m, "window_conv", +[](RowOf<WindowConvKernel> index, const Operand& x, const Operand& weight, const Operand& bias,
@@ -46,14 +46,13 @@ void bind_window_conv(nb::module_& m) {
     const View from = pixels(border, x, "input", kInt8Reads), to = pixels(border, y, "answer", kInt8Writes);
     border.require(from.shape[0] == to.shape[0], y, "answer", "as many images as the input");
     range.require(border, from.type, x, weight);
-    const Types like{to.type == Type::bf16 ? Type::bf16 : Type::f32};
-    const View added = other.given() ? pixels(border, other, "second operand", like) : View{};
+    const View added = other.given() ? pixels(border, other, "second operand", kReal) : View{};
     border.require(!other.given() || std::equal(added.shape, added.shape + 4, to.shape), other, "second operand",
                    "the answer's shape");
     const int most = static_cast<int>(other.given() ? Activation::relu : Activation::silu);
     if (activation < 0 || activation > most) throw std::invalid_argument("no such activation");
     const Windows windows{from.shape[0], from.shape[1], axis(height, from.shape[2], to.shape[2]),
-                          axis(width, from.shape[3], to.shape[3])};
+                          axis(width, from.shape[3], to.shape[3]), added.type};
     require_halo(windows.height, windows.width, windows.channels);
     border.require(windows.channels > 0 && (!is_sparse(kernel) || windows.channels % 4 == 0), x, "input",
                    "channels, of a 2:4 weight in groups of four");

@@ -79,17 +79,16 @@ class WindowConv(ConvKernel):
     def run(
         self, x: Tensor, weight: PreparedConv, bias: MaybeTensor, problem: ConvProblem, other: MaybeTensor = None
     ) -> Tensor:
-        """Convolve; see `ConvKernel.run`. x may be bfloat16 too, and uint8 where its range is static.
+        """Convolve; see `ConvKernel.run`. x and `other` may be bfloat16 too, x uint8 where its range is static.
 
         Returns:
-            (images, out_channels, height, width) in `problem.quantization.output(x)`, channels last. `other` is
-            bfloat16 where that is, else float32.
+            (images, out_channels, height, width) in `problem.quantization.output(x)`, channels last.
         """
         geometry, quantization = problem.geometry, problem.quantization
         if not quantization.plain:
             raise not_plain(self.name, quantization)
         reads, dtype = FLOATS if quantization.dynamic else (*FLOATS, torch.uint8), quantization.output(x)
-        size = require_image(x, geometry, other, reads, torch.bfloat16 if dtype is torch.bfloat16 else torch.float32)
+        size = require_image(x, geometry, other, reads, FLOATS)
         shape = (x.shape[0], geometry.out_channels, *size)
         y = torch.empty(shape, dtype=dtype, memory_format=torch.channels_last, device="cpu")
         if other is not None and problem.activation not in ADDED_FIRST:

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/dense_matmul/dense_matmul.h"
 #include "kernels/dense_matmul/turned.h"
@@ -61,6 +62,9 @@ struct DwordPanels {
   int64_t first(const Matmul& a, int64_t block) const { return a.tokens * block / blocks; }
   const float* panel(int64_t index) const { return weight + index * dwords * kDensePanel; }
 };
+
+template <class D>
+using ImagesOf = std::conditional_t<D::per == 4, ByteImages<typename D::V>, NoImages>;
 
 // Sums on their way out, `kept` of the token `first`.
 template <class D>
@@ -194,21 +198,21 @@ void dword_tokens_of(int64_t tokens, const WindowCall& a, const DwordPanels<D>& 
 
 template <class D>
 int64_t dword_panels_workspace(const Matmul& a, const Windows* windows = nullptr) {
-  return a.tokens > 0 ? DwordPanels<D>(a).bytes(a.threads) + ByteImages<typename D::V>(a, windows).size() : 0;
+  return a.tokens > 0 ? DwordPanels<D>(a).bytes(a.threads) + ImagesOf<D>(a, windows).size() : 0;
 }
 
 // The members pack the blocks of a chunk together, then share its units, the blocks of a panel one after the other.
 template <class D>
 void dword_panels(const Matmul& given, const Windows* windows = nullptr) {
   if (given.tokens <= 0) return;
-  const ByteImages<typename D::V> images(given, windows);
+  const ImagesOf<D> images(given, windows);
   const WindowCall a = images.call();
   const DwordPanels<D> w(a);
   auto* kept = static_cast<typename D::Token*>(a.workspace);
   char* scratch = static_cast<char*>(a.workspace) + w.kept_bytes;
   char* packed = scratch + (a.threads > 1 ? a.threads : 1) * w.rows_bytes;
   with_team(a.threads, [&](const Team& team) {
-    if constexpr (D::per == 4) images.fill(team);
+    images.fill(team);
     for (int64_t b0 = 0; b0 < w.blocks; b0 += w.chunk) {
       const int64_t count = least(w.chunk, w.blocks - b0);
       const auto block = [&](int64_t b) { return reinterpret_cast<float*>(packed + b * w.block_bytes()); };
