@@ -423,6 +423,14 @@ def test_weights_of_one_input_share_their_dense_groups(criterion: str) -> None:
     assert isinstance(one, Packed) and one.header.pattern == "2:4+25%"
 
 
+def test_a_weight_that_cannot_be_ranked_is_named_among_those_of_its_input() -> None:
+    model, data = Attending().eval(), [torch.randn(4, 8, 64)]
+    with torch.no_grad():
+        model.key.weight[3, 5] = torch.nan
+    with pytest.raises(PatternError, match=r"`key\.weight`: the weight(.|\n)*\(3, 5\)"):
+        twofour.prune(model, "2:4+25%", criterion="wanda:over=input", progress=False, data=data)
+
+
 def test_what_no_data_show_cannot_be_shared() -> None:
     with pytest.raises(RecipeError, match="over the weights of one input"):
         twofour.prune(net(), "2:4+25%", criterion="magnitude:over=input")

@@ -314,7 +314,8 @@ class _Run:
             slopes = [calibration.matrix(weight, self.slopes.pop(weight.name)) for weight in together]
             statistics.gradient = torch.cat(slopes, 1)
         pattern = self.patterns[names[0]]
-        found = solve_one(torch.cat(parts, 1), together[0], pattern, self.criterion, statistics)
+        named = next((weight for weight in together if not is_finite(weight.parameter.detach())), together[0])
+        found = solve_one(torch.cat(parts, 1), named, pattern, self.criterion, statistics)
         keeps = found.keep.split(sizes, 1)
         values = [None] * len(parts) if found.values is None else found.values.split(sizes, 1)
         note = f"{found.note}; dense groups chosen with {', '.join(names)}".removeprefix("; ")
