@@ -364,14 +364,13 @@ def test_whole_numbers_give_the_bits_of_the_reference(row: ConvKernel) -> None:
             assert geometry.groups > 1
             continue
         swept += 1
-        x, ranges = torch.randn(images, geometry.in_channels, height, width), list(RANGES.values())
-        problem = replace(ConvProblem.of(geometry, ("none", "relu")[count % 2]), quantization=ranges[count % 5])
-        with threads(1 + count % 3):
-            answer, halves = assert_whole(row, x, problem, seed=count), x.bfloat16()
-            for image in (x, halves):
-                assert_whole(row, image, problem, torch.randn(answer.shape).to(image.dtype), seed=count)
-            if not problem.quantization.dynamic:
-                assert_whole(row, (x * 50 + 128).clamp(0, 255).to(torch.uint8), problem, seed=count)
+        x, ranged = torch.randn(images, geometry.in_channels, height, width), list(RANGES.values())[count % len(RANGES)]
+        whole = x if ranged.dynamic else (x * 50 + 128).clamp(0, 255).to(torch.uint8)
+        given, problem = (x, x.bfloat16(), whole)[count % 3], ConvProblem.of(geometry, ("none", "relu")[count % 2])
+        other = torch.randn(images, geometry.out_channels, *geometry.output(height, width))
+        added = (None, other, other.bfloat16(), other)[count % 4]
+        with threads(1 + count % 2):
+            assert_whole(row, given, replace(problem, quantization=ranged), added, seed=count)
     assert swept > 8
 
 
