@@ -193,6 +193,17 @@ def test_derivatives_of_gradients_are_refused_in_training_alone() -> None:
     assert torch.autograd.grad(first.square().sum(), layer.weight_step)[0].isfinite().all()  # type: ignore[arg-type]
 
 
+def test_batches_of_gradients_are_refused_in_training_alone() -> None:
+    layer, x = layer_of("linear", "w2", "a2", True)
+    many = torch.randn(3, *layer(x).shape)
+    with pytest.raises(QuantizationError, match=r"one at a time(.|\n)*a batch of gradients(.|\n)*model\.eval\(\)"):
+        torch.autograd.grad(layer(x), layer.weight_step, many, is_grads_batched=True)  # type: ignore[arg-type]
+    layer.eval()
+    (found,) = torch.autograd.grad(layer(x), layer.weight_step, many, is_grads_batched=True)  # type: ignore[arg-type]
+    (last,) = torch.autograd.grad(layer(x), layer.weight_step, many[2])  # type: ignore[arg-type]
+    torch.testing.assert_close(found[2], last)
+
+
 @pytest.mark.parametrize("weights", ["w1", "w2"])
 def test_what_follows_operators_has_the_same_gradients(weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = layer_of("conv", weights, "a2", True)

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 
 from twofour import native
 from twofour.errors import QuantizationError
@@ -52,7 +53,7 @@ class _Stepped(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, step, least, most = ctx.saved_tensors
-        _require_first()
+        _require_first(gradients[0])
         factor, low, high = _numbers(1 / step, least, most)
         upstream = gradients[0].contiguous(memory_format=layout_of(x))
         found = torch.empty_like(x) if ctx.needs_input_grad[0] else None
@@ -82,7 +83,7 @@ class _Signs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         rows, scale = ctx.saved_tensors
-        _require_first()
+        _require_first(gradients[0])
         found = torch.empty_like(rows)
         for part, of, above, into in _runs(rows, scale, gradients[0], found):
             above = above.float()
@@ -100,7 +101,7 @@ class _Tied(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         whole, scale = ctx.saved_tensors
-        _require_first()
+        _require_first(gradients[0])
         of_whole = gradients[0].float()
         sums = (of_whole * whole).sum(tuple(range(1, whole.ndim)))
         return of_whole, torch.where(scale != 0, sums / scale, 0.0), None, None
@@ -116,7 +117,7 @@ class _Columns(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (factor,), (upstream,) = ctx.saved_tensors, gradients
-        _require_first()
+        _require_first(gradients[0])
         of_sums, of_bias = _scaled(upstream, factor, None, ctx.dtype), None
         if ctx.bias is not None:
             before = upstream.ndim - len(ctx.bias)
@@ -191,12 +192,17 @@ def scaled(sums: Tensor, factor: Tensor, bias: Tensor | None, dtype: torch.dtype
     return cast(Tensor, _Columns.apply(sums, factor, bias, dtype))
 
 
-def _require_first() -> None:
-    """Refuse to differentiate a gradient: it is written by numbers, and scales have theirs by way of the weight's."""
-    if torch.is_grad_enabled():
+def _require_first(gradient: Tensor) -> None:
+    """Refuse to differentiate a gradient, or to make several at once: it is written by numbers.
+
+    Raises:
+        QuantizationError: `create_graph=True`, or `is_grads_batched=True`, which vectorised Jacobians have.
+    """
+    several = is_legacy_batchedtensor(gradient) or is_functorch_wrapped_tensor(gradient)
+    if several or torch.is_grad_enabled():
         raise QuantizationError(
-            "a gradient of a layer of low bits in training mode has no derivative",
-            got="backward(create_graph=True), or grad of a grad",
+            "a gradient of a layer of low bits in training mode has no derivative, and is made one at a time",
+            got="a batch of gradients" if several else "backward(create_graph=True), or grad of a grad",
             wanted="first derivatives",
             remedy="model.eval() for it: layers then compute one operator at a time",
         )
