@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 import twofour
 from tests.graph.small import Encoder, GatedBlock
-from twofour.compiler import attention_int8, fused_matmuls, graph_rewrites
+from twofour.compiler import attention_bytes, attention_int8, fused_matmuls, graph_rewrites
 from twofour.compiler import graph as compiled_graph
+from twofour.compiler.attention_bytes import LOG2_E, Ranged
 from twofour.compiler.attention_int8 import IN_INT8, MOST_OFF, off_in_int8
 from twofour.compiler.handed_bytes import IN_BYTES
 from twofour.measure.distance import distance
@@ -159,8 +160,10 @@ def test_attention_in_int8(
     assert account.rewrites[IN_INT8] == 2 and f"{IN_INT8} 2" in str(fast.plan)
     said = "attention: in int8 takes 0.50 of the time that it takes in bfloat16; with it the answer on the example is"
     assert said in str(fast.plan)
-    assert "of 4 to 19 keys, judged on the example alone, and in bfloat16 of fewer or more" in str(fast.plan)
+    judged = "of 4 to 19 keys, judged on the example alone, and in bfloat16 of fewer or more"
+    assert (judged in str(fast.plan)) == (not calibrated)
     assert [time.calls for time in account.after if time.operator == IN_INT8] == [2]
+    assert ("queries, keys and values are bytes by ranges of the data" in str(fast.plan)) == calibrated
     layers = twofour.compile(model, example, dtype="int8", graph=False, tokens=(1, 32), data=[example])
     for rows, length in (SHAPE, (1, 1), (3, 7), (1, 19)):
         given = example[0][:1, :length].repeat(rows, 1), torch.ones(rows, length)
@@ -206,15 +209,54 @@ def test_attention_in_int8_is_for_as_many_keys_as_were_judged(
     encoder: tuple[nn.Module, tuple[Tensor, Tensor]], faster_in_int8: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, example = encoder
-    fast = compiled(model, *example, data=[example])
+    fast = compiled(model, *example)
     monkeypatch.setattr(attention_int8, "MOST_OFF", 0.0)
-    floats = compiled(model, *example, data=[example])
+    floats = compiled(model, *example)
     assert floats.plan.account.rewrites[IN_INT8] == 0 and "a head's answers on the example are off" in str(floats.plan)
     for length, alike in ((19, False), (20, True), (3, True)):
         ids, mask = torch.arange(2 * length).view(2, length) % 50, torch.ones(2, length)
         assert torch.equal(fast(ids, mask), floats(ids, mask)) == alike
         mask[1, length // 2 :] = 0  # packed
         assert torch.equal(fast(ids, mask), floats(ids, mask)) == alike
+
+
+def test_queries_keys_and_values_are_bytes_of_any_length(
+    encoder: tuple[nn.Module, tuple[Tensor, Tensor]], faster_in_int8: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = encoder
+    data = [(torch.randint(0, 50, (4, 40)), torch.ones(4, 40))]
+    example = data[0][0][:2, :19], torch.ones(SHAPE)
+    fast = compiled(model, *example, data=data)
+    assert "queries, keys and values are bytes by ranges of the data" in str(fast.plan)
+    layers = twofour.compile(model, example, dtype="int8", graph=False, tokens=(1, 32), data=data)
+    monkeypatch.setattr(attention_bytes, "MOST_OFF", 0.0)
+    floats = compiled(model, *example, data=data)
+    assert "queries, keys and values are bytes" not in str(floats.plan)
+    for rows, length in ((2, 19), (1, 3), (3, 40)):
+        given = torch.randint(0, 50, (rows, length)), torch.ones(rows, length)
+        assert not torch.equal(fast(*given), floats(*given))
+        layer_wise = distance([layers(*given)], [model(*given)])
+        assert distance([fast(*given)], [model(*given)]) <= 1.5 * layer_wise + 2**-6
+
+
+@pytest.mark.parametrize("group", [1, 3])
+def test_bytes_of_heads_stand_for_their_scores_and_values(group: int) -> None:
+    torch.manual_seed(0)
+    width, heads = 16, 2
+    q, k, v = (torch.randn(50, n * heads * width) for n in (group, 1, 1))
+    k[:, 3] = 40 + 0.01 * k[:, 3]  # a column that is all but constant, far from 0
+    q[:, 5] = 0
+    q[:, 2], k[:, 2] = 30 * q[:, 2], k[:, 2] / 30  # columns whose product is like the others'
+    ranged = Ranged.of(*(torch.stack(t.aminmax(dim=0)) for t in (q, k, v)), width, 0.25)
+    whole = ranged.rounded((q, k, v))
+    scores = [
+        (a.unflatten(-1, (-1, width)).transpose(0, 1), b.unflatten(-1, (-1, width)).transpose(0, 1))
+        for a, b in ((q, k - ranged.middles[1]), (whole[0].float() - 128, whole[1].float() - 128))
+    ]
+    want, got = (a @ b.repeat_interleave(group, 0).mT for a, b in scores)
+    got *= (ranged.units / LOG2_E / 0.25)[:, None, None]
+    assert (got - want).square().mean().sqrt() < 0.02 * want.square().mean().sqrt()
+    assert ((whole[2].float() - 128) * ranged.steps[2] + ranged.middles[2] - v).abs().max() <= ranged.steps[2].max() / 2
 
 
 def test_what_attention_in_int8_is_off_by() -> None:
@@ -225,10 +267,9 @@ def test_what_attention_in_int8_is_off_by() -> None:
         columns = (t.bfloat16() for t in (q, k, v))
         return off_in_int8(*columns, (0, 0, 0), (32, 32, 32), 32, **options)
 
-    found = off(512)
-    assert found is not None and found > MOST_OFF, "one key stands so far above all others that they are lost"
-    few = off(8)
-    assert few is not None and few < MOST_OFF
+    for keys in (8, 512):
+        found = off(keys)
+        assert found is not None and found < MOST_OFF, "one key stands so far above all others that a byte loses them"
     assert off(8, causal=True) is None and off(8, mask=torch.ones(8, 8, dtype=torch.bool)) is None
     assert off(8, mask=torch.ones(1, 1, 1, 8, dtype=torch.bool)) is not None
 
@@ -244,4 +285,4 @@ def test_attention_in_int8_starts_where_it_is_faster(
         return {"bfloat16": 2.0, "int8": 1.0 if len(raced) % 2 else 3.0}, 0.0  # the example's length, then less of it
 
     monkeypatch.setattr(attention_int8, "_raced", race)
-    assert "of 19 keys, judged on" in str(compiled(model, *example, data=[example]).plan)
+    assert "of 19 keys, judged on" in str(compiled(model, *example).plan)

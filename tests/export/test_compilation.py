@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import twofour
-from twofour.compiler.compilation import Compilation, compilation_of
+from twofour.compiler.compilation import Compilation, answers_of, compilation_of
 from twofour.compiler.computing import Computing
 from twofour.errors import FormatError
 from twofour.kernels.nm_matmul import Quantization
@@ -56,6 +57,16 @@ def test_token_counts_that_are_too_many_or_too_large_are_named(caplog: pytest.Lo
     caplog.clear()
     Compilation.from_dict({"kind": "compiled"}, "model.safetensors")
     assert not caplog.text
+
+
+def test_ranges_of_answers_that_are_none_are_left_out() -> None:
+    ends = torch.tensor([[-1.0, 0.0], [2.0, 0.5]])
+    text = base64.b64encode(ends.numpy().astype("<f4").tobytes()).decode()
+    found = answers_of(text)
+    assert found is not None and torch.equal(found, ends)
+    turned = base64.b64encode(ends.flip(0).numpy().tobytes()).decode()
+    for odd in (None, "", "!", text[:-4], turned, base64.b64encode((ends * torch.inf).numpy().tobytes()).decode()):
+        assert answers_of(odd) is None
 
 
 @given(st.dictionaries(st.sampled_from([*Compilation().to_dict(), "counts", "images", "ranges", "times"]), JSON))

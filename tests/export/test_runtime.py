@@ -156,17 +156,17 @@ def test_a_models_answers_are_pythons_bit_for_bit(name: str, tmp_path: Path) -> 
             same_bits(model.run(given, program), want)
 
 
-def test_so_are_those_of_attention_in_int8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("calibrated", [True, False])
+def test_so_are_those_of_attention_in_int8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calibrated: bool) -> None:
     monkeypatch.setattr(attention_int8, "_raced", lambda *_: ({"bfloat16": 2.0, "int8": 1.0}, 0.0))
     monkeypatch.setenv("TWOFOUR_CACHE", "off")  # these times are for no other test
     torch.manual_seed(0)
     given = {"input_ids": torch.randint(50, (3, 9)), "attention_mask": (torch.arange(9) < 6).long().repeat(3, 1)}
-    fast = twofour.compile(
-        twofour.prune(Words().eval(), "2:4"), given, "int8", graph="native", tokens=(1,), data=[given]
-    )
+    data = [given] if calibrated else None
+    fast = twofour.compile(twofour.prune(Words().eval(), "2:4"), given, "int8", graph="native", tokens=(1,), data=data)
     assert fast.plan.account.rewrites["attention in int8"] == 1
     longer = {"input_ids": given["input_ids"].repeat(1, 2), "attention_mask": given["attention_mask"].repeat(1, 2)}
-    for one, whole in ((given, True), (longer, False)):  # of more keys than were judged: in bfloat16
+    for one, whole in ((given, True), (longer, calibrated)):  # more keys than were judged, in floats: in bfloat16
         export.to_runtime(fast, tmp_path / "model.2f4", one)
         assert (b"attention_int8" in (tmp_path / "model.2f4").read_bytes()) == whole
         with torch.inference_mode():

@@ -178,6 +178,9 @@ def _attention() -> None:
         columns = torch.randn(2, 4, 48).to(dtype)
         attention_of_columns(columns, columns, columns, (0, 16, 32), (16, 16, 16), 8)
         attention_of_windows(columns, columns, columns, torch.tensor([[0, 3], [2, 1]]), 8)
+        attention_of_columns(columns, columns, columns, (0, 16, 32), (16, 16, 16), 8, int8=dtype is torch.bfloat16)
+        whole = torch.randint(0, 256, (2, 4, 48), dtype=torch.uint8)
+        attention_of_columns(whole, whole, whole, (0, 16, 32), (16, 16, 16), 8, steps=torch.rand(34))
         layout = lay_out(torch.arange(4) < torch.tensor([[3], [1]]), 6)
         packed = take_tokens(columns, layout.rows)
         parts = (0, 16, 32), (16, 16, 16), 8, layout.offsets

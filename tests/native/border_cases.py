@@ -329,7 +329,19 @@ def models(scale: int) -> Iterator[Call]:
         columns = ends, (0, 0, 0), (16, 16, 16), 8, 1.0, False
         yield row.isa, EXT.attention_of_sequences, [row.index, q, k, v, out, *columns, 0.0, 0, 1]
         yield row.isa, EXT.attention_of_sequences, [row.index, q, k, v, out.to(torch.uint8), *columns, 0.1, 128, 1]
-        q, k, v, out = (torch.randn(scale, 6, 16, dtype=q.dtype) for _ in range(4))
+        if row.dtype == "int8":
+            q, k, v = (torch.randint(0, 256, (2 * scale, n, 16), dtype=torch.uint8) for n in (few, 4, 4))
+            out, steps = torch.randn(2 * scale, few, 16, dtype=held), torch.rand(2 + 2 * 16)
+            columns, rest = ((0, 0, 0), (16, 16, 16), 8), (False, 0.0, 0.0, 0, 1)
+            yield (
+                row.isa,
+                EXT.attention_of_bytes,
+                [row.index, q, k, v, out, steps, mask[..., :4], None, *columns, *rest],
+            )
+            q, k, v = (torch.randint(0, 256, (1, 6 * scale, 16), dtype=torch.uint8) for _ in range(3))
+            out = torch.randn(1, 6 * scale, 16, dtype=held)
+            yield row.isa, EXT.attention_of_bytes, [row.index, q, k, v, out, steps, None, ends, *columns, *rest]
+        q, k, v, out = (torch.randn(scale, 6, 16, dtype=held) for _ in range(4))
         order = torch.tensor([[0, 5], [2, 1], [4, 3]])
         yield (
             row.isa,

@@ -39,6 +39,7 @@ WRITTEN = {
     },
     **{"layout_pack": (0,), "layout_unpack": (1, 2, 3, 4), "layout_refill": (0,), "attention": (4,), "norm": (4,)},
     "norm_to_bytes": (4, 5),
+    "attention_of_bytes": (4,),
     **{"attention_of_columns": (4,), "nm_gradient": (5,), "nm_unbiased": (3,), "nm_compress": (2, 3), "nm_mask": (2,)},
     "nm_gradient_through": (4, 8),
     **{

@@ -10,7 +10,7 @@ bfloat16.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -49,7 +49,7 @@ far above the others that they are lost, 0.07 to 0.2.
 SHORTER = (0.75, 0.5, 0.25)
 """Parts of the example's length at which the kinds are timed as well: bfloat16 stays below where int8 wins."""
 
-_OPTIONS = {"mask": None, "scale": None, "causal": False, "unseen": 0.0, "bytes_scale": 0.0, "bytes_zero": 0}
+OPTIONS = {"mask": None, "scale": None, "causal": False, "unseen": 0.0, "bytes_scale": 0.0, "bytes_zero": 0}
 """Arguments of attention behind the columns of its operands, with their defaults."""
 
 
@@ -60,10 +60,17 @@ class AttentionChoice:
     Attributes:
         count: How many calls compute so.
         said: What the plan says of it, "" of a graph whose attention reads no bfloat16.
+        limits: What else, of the lengths that it is for.
     """
 
     count: int = 0
     said: str = ""
+    limits: str = ""
+
+    @property
+    def text(self) -> str:
+        """All that the plan says."""
+        return "; ".join(filter(None, (self.said, self.limits)))
 
 
 def choose_attention(
@@ -83,7 +90,7 @@ def choose_attention(
     every = [n for n in calls(module.graph, attention_of_columns) if value(n.args[0]).dtype is torch.bfloat16]
     if not every:
         return AttentionChoice()
-    off = _off(module, every, leaves)
+    off = judged(module, every, leaves, lambda _: off_in_int8)
     alike = [node for node in every if off[node] is not None]
     if not alike:
         return AttentionChoice(0, f"in bfloat16: {_HIDING}")
@@ -103,7 +110,7 @@ def choose_attention(
     after = distance(Program(module)(*leaves), want)
     moved = f"with it the answer on the example is {after:.1e} from that of exact activations, {before:.1e} without"
     if after <= MORE * before + LEAST:
-        return AttentionChoice(len(chosen), f"{taken}; {moved}; {worst}; {_limits(chosen)}")
+        return AttentionChoice(len(chosen), f"{taken}; {moved}; {worst}", _limits(chosen))
     for node in chosen:
         _set(node, int8=False)
     return AttentionChoice(0, f"in bfloat16: {taken}, but {moved}")
@@ -112,25 +119,27 @@ def choose_attention(
 _HIDING = "in int8 a head has one range, and its masks hide other keys from one query than from another"
 
 
-def _off(module: fx.GraphModule, every: Sequence[fx.Node], leaves: Sequence[Any]) -> dict[fx.Node, Any]:
-    """Return how far each call's answers on the example are off in int8: of the worst head of the worst sequence.
-
-    Of a call whose queries see different keys: None.
-    """
+def judged(
+    module: fx.GraphModule,
+    every: Iterable[fx.Node],
+    leaves: Sequence[Any],
+    judge: Callable[[fx.Node], Callable[..., Any]],
+) -> dict[fx.Node, Any]:
+    """Return what is found of each call on the example by its judge, which is given the call's arguments."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     graph.output(graph.graph_copy(module.graph, copies))
     found: dict[fx.Node, Any] = {}
 
-    def judged(node: fx.Node) -> Callable[..., torch.Tensor]:
+    def watched(node: fx.Node, judge: Callable[..., Any]) -> Callable[..., torch.Tensor]:
         def call(*given: Any, **named: Any) -> torch.Tensor:
-            found[node] = off_in_int8(*given, **named)
+            found[node] = judge(*given, **named)
             return attention_of_columns(*given, **named)
 
         return call
 
     for node in every:
-        copies[node].target = judged(node)
+        copies[node].target = watched(node, judge(node))
     Program(fx.GraphModule(module, graph))(*leaves)
     return found
 
@@ -166,10 +175,13 @@ def off_in_int8(
     """
     if causal or not one_for_all(mask):
         return None
-    want, got = (
-        attention_of_columns(q, k, v, begins, sizes, width, mask, scale, int8=int8).float().unflatten(-1, (-1, width))
-        for int8 in (False, True)
-    )
+    given = q, k, v, begins, sizes, width, mask, scale
+    return off_by_heads(attention_of_columns(*given), attention_of_columns(*given, int8=True), width)
+
+
+def off_by_heads(want: torch.Tensor, got: torch.Tensor, width: int) -> float:
+    """Return the largest ||got - want|| / ||want|| of a sequence's head, of answers (batch, queries, heads * width)."""
+    want, got = (t.float().unflatten(-1, (-1, width)) for t in (want, got))
     size = torch.linalg.vector_norm(want, dim=(1, 3))
     off = torch.linalg.vector_norm(got - want, dim=(1, 3)) / size.clamp(min=torch.finfo(torch.float32).tiny)
     return float(off.nan_to_num(torch.inf).max()) if off.numel() else 0.0
@@ -200,7 +212,7 @@ def _least(node: fx.Node, terms: Terms) -> int:
 
 
 def _set(node: fx.Node, *, int8: bool | tuple[int, int]) -> None:
-    rest = (argument(node, 6 + place, name, default) for place, (name, default) in enumerate(_OPTIONS.items()))
+    rest = (argument(node, 6 + place, name, default) for place, (name, default) in enumerate(OPTIONS.items()))
     node.args = (*node.args[:6], *rest, int8)
     node.meta["label"] = IN_INT8 if int8 else "attention"
 

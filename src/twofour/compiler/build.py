@@ -183,6 +183,7 @@ class _Chooser:
             layer = CompiledConv(entry.name, problem, *given, entry.images, len(entry.shape) - 2)
         else:
             layer = CompiledLinear(entry.name, entry.columns, problem, *given)
+            layer.answers = entry.answers
         layer.axis, layer.weight_dtype, layer.pattern = entry.axis, entry.activations, entry.pattern
         if isinstance(problem, ConvProblem) and choice.dispatch.kernels[0].dtype == "float32":
             entry = replace(entry, computing=FLOAT32)  # as it is written

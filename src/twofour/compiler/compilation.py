@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from twofour.compiler.choose import DEFAULT_TOKENS
 from twofour.compiler.computing import Computing
@@ -21,6 +24,7 @@ from twofour.kernels.nm_matmul import Quantization
 from twofour.layers import compilation
 from twofour.measure.travelling import MachineTimes, read_machines
 from twofour.packing import encodings
+from twofour.patterns.base import is_finite
 
 logger = logging.getLogger("twofour.compiler")
 
@@ -50,6 +54,8 @@ class Compilation:
         graph: The captured graph; of a file it is a stranger's, which `graph.stored.rebuild` checks.
         steps: Steps and sequences that each recurrent layer saw in the example.
         in_order: Whether convolutions answer in the memory order of their input, which the model asks for.
+        answers: Least and greatest of each output of layers whose answers attention reads as bytes: float32
+            (2, out), little-endian, as base64.
     """
 
     computing: Computing | None = None
@@ -64,6 +70,7 @@ class Compilation:
     graph: Mapping[str, Any] | None = None
     steps: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     in_order: bool = False
+    answers: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, fast: nn.Module, plan: Plan, computing: Computing) -> Compilation:
@@ -87,6 +94,7 @@ class Compilation:
             plan.graph,
             dict(plan.steps),
             any(module.in_order for _, module in layers if isinstance(module, CompiledConv)),
+            _answers(layers) if plan.account is not None and plan.account.engine == "graph" else {},
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,6 +113,7 @@ class Compilation:
             "ranges": {name: [found.x_scale, found.x_zero] for name, found in self.ranges.items()},
             "graph": dict(self.graph or {}),
             "order": "input" if self.in_order else "",
+            "answers": dict(self.answers),
         }
         return settings | {key: value for key, value in more.items() if value}
 
@@ -133,7 +142,29 @@ class Compilation:
             found if isinstance(found := settings.get("graph"), dict) else None,
             {name: (n[0], n[1]) for name, n in _entries(settings, "steps") if _are_sizes(n, 2)},
             settings.get("order") == "input",
+            {name: text for name, text in _entries(settings, "answers") if isinstance(text, str)},
         )
+
+
+def _answers(layers: Iterable[tuple[str, nn.Module]]) -> dict[str, str]:
+    return {
+        name: base64.b64encode(module.answers.numpy().astype("<f4").tobytes()).decode()
+        for name, module in layers
+        if isinstance(module, CompiledLinear) and module.answers is not None
+    }
+
+
+def answers_of(text: str | None) -> Tensor | None:
+    """Return the ranges of outputs that a file has (2, out), None of what is none: attention reads floats then."""
+    try:
+        numbers = np.frombuffer(base64.b64decode(text or "", validate=True), "<f4")
+    except ValueError:
+        return None
+    ends = torch.from_numpy(numbers.astype(np.float32))
+    if not ends.numel() or ends.numel() % 2 or not is_finite(ends):
+        return None
+    ends = ends.view(2, -1)
+    return ends if bool((ends[0] <= ends[1]).all()) else None
 
 
 def compilation_of(model: nn.Module) -> Compilation | None:

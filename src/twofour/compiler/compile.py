@@ -30,7 +30,7 @@ from twofour.compiler.inductor import fastest_engine
 from twofour.compiler.low_bits import require_steps, run_low_bits
 from twofour.compiler.notes import unmeasured, without_example
 from twofour.compiler.plan import Plan
-from twofour.compiler.ranges import observe
+from twofour.compiler.ranges import observed
 from twofour.compiler.recurrent_kinds import is_recurrent
 from twofour.compiler.replaceable import (
     CONVOLVED,
@@ -228,11 +228,14 @@ def _examined(example: Any, data: Iterable[Any] | None, dtype: str) -> Example |
 
 
 def _ranged(model: nn.Module, weights: dict[str, LayerWeight], data: Iterable[Any] | None) -> dict[str, LayerWeight]:
-    """Return weights with the ranges of their inputs on data, where there are data."""
+    """Return weights with the ranges of their inputs and answers on data, where there are data."""
     if data is None:
         return weights
-    ranges = observe(model, weights, data)
-    return {name: replace(w, quantization=ranges.get(name, DYNAMIC)) for name, w in weights.items()}
+    ranges, answers = observed(model, weights, data)
+    return {
+        name: replace(w, quantization=ranges.get(name, DYNAMIC), answers=answers.get(name))
+        for name, w in weights.items()
+    }
 
 
 def _no_model(given: object) -> CompileError:

@@ -172,7 +172,7 @@ class _Placer:
         if first is not None and (not (self.lowered or types.whole) or self.terms.memory == "small"):
             ranged = types.quantization(first.problem.quantization)
             problem = replace(first.problem, epilogue=product.epilogue, quantization=ranged)
-            return _inside(first, problem)
+            return _inside(first, problem, (first.name,))
         if len({self.layers[source.layer].problem.quantization for source in product.sources if source.layer}) > 1:
             return None  # they take different ranges of the input
         # Joined sources become one weight, their rows one below the other, with the bias and the reason of the first
@@ -231,6 +231,7 @@ class _Placer:
         remark = choice.dispatch.at(tokens)[0].remark(columns)
         reason = explain(choice, tokens, because, terms.memory, "in the graph", remark)
         layer = ProductLayer(name, columns, problem, choice.dispatch, prepared, bias)
+        layer.sources = tuple(source.layer for source in product.sources)
         if len(parts) > 1:
             together, apart, origin = self.together_and_apart(layer, parts, tokens, types)
             joined = explain_join(together, apart) + (f" ({origin})" if origin else "")
@@ -285,9 +286,11 @@ class _Placer:
         return stored.nbytes, stored.nbytes + sum(t.numel() * t.element_size() for t in added)
 
 
-def _inside(layer: CompiledLinear, problem: Problem) -> ProductLayer:
+def _inside(layer: CompiledLinear, problem: Problem, sources: tuple[str, ...] = ()) -> ProductLayer:
     """Return a compiled layer as a graph has it, with what happens there to its product."""
-    return ProductLayer(layer.name, layer.in_features, problem, layer.dispatch, layer.prepared, layer.bias)
+    made = ProductLayer(layer.name, layer.in_features, problem, layer.dispatch, layer.prepared, layer.bias)
+    made.sources = sources
+    return made
 
 
 def together_and_apart(

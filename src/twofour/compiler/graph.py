@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten
 from twofour.calls import Example
 from twofour.capture import Graph, Guard, arguments, capture, without_torchs_log
 from twofour.compiler.agreement import agreement, on_exact_activations
+from twofour.compiler.attention_bytes import hand_bytes_to_attention
 from twofour.compiler.attention_int8 import IN_INT8, choose_attention
 from twofour.compiler.features import saying_nothing
 from twofour.compiler.graph_conv import kept_convs
@@ -235,6 +236,9 @@ def _in_int8(
 
     def chosen() -> int:
         found.attention = choose_attention(graph.module, leaves, terms, exact)
+        if terms.memory == "fast":  # a product that answers in bytes has a weight of its own
+            layers, _ = compiled_layers(fast)
+            found.attention = hand_bytes_to_attention(graph.module, layers, leaves, exact, found.attention)
         return found.attention.count
 
     if plan.dtype == "int8":

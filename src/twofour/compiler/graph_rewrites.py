@@ -85,7 +85,7 @@ class Rewrites:
             "bounds": bounds,
             "not_rewritten": (*not_done, *self.apart, *self.handed.why_not),
             "left_out": dict(self.without),
-            "attention": self.attention.said,
+            "attention": self.attention.text,
         }
 
     def step(self, name: str, rewrite: Callable[[], int]) -> None:

@@ -130,7 +130,15 @@ class CompiledLinear(MeasuredLayer):
         dispatch: Kernels by token count.
         prepared: The weight in each layout of `dispatch.layouts`.
         bias: float32 (out,) or None.
+
+    Attributes:
+        answers: float32 (2, out), the least and greatest of each output on data, where they are known: what attention
+            reads as bytes is rounded by them.
+        sources: Names of the layers whose rows it has, of a product of a graph.
     """
+
+    answers: Tensor | None = None
+    sources: tuple[str, ...] = ()
 
     def __init__(
         self,

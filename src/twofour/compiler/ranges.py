@@ -1,24 +1,38 @@
-"""Static input ranges of the layers for int8, from data: the least and greatest value each layer's input takes."""
+"""Static ranges of layers for int8, from data: the least and greatest value of each layer's input and of each output.
+
+By the ranges of inputs products round what they read; by those of outputs, attention in bytes what it reads.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from twofour import calls
 from twofour.calibration.batches import items, read
 from twofour.errors import CompileError
-from twofour.kernels.nm_matmul import Quantization
+from twofour.kernels.quantization import Quantization
 from twofour.patterns.base import is_finite
 
 logger = logging.getLogger("twofour.compiler")
 
 
 def observe(model: nn.Module, layers: Collection[str], data: Iterable[Any]) -> dict[str, Quantization]:
-    """Run `data` through the model and return each layer's input range as a static quantization.
+    """Return each layer's input range as a static quantization: see `observed`."""
+    return observed(model, layers, data)[0]
+
+
+def observed(
+    model: nn.Module, layers: Collection[str], data: Iterable[Any]
+) -> tuple[dict[str, Quantization], dict[str, Tensor]]:
+    """Run `data` through the model; return each layer's input range as a static quantization, and its outputs' ranges.
+
+    The latter are float32 (2, out): the least and the greatest value of each; none of a layer that answered anything
+    that is not finite.
 
     A layer whose input was zero throughout has none: any other value would lie outside it. It is logged.
 
@@ -39,15 +53,21 @@ def observe(model: nn.Module, layers: Collection[str], data: Iterable[Any]) -> d
             remedy="pass a list of batches or a DataLoader: data=[x]",
         )
     ranges: dict[str, tuple[float, float]] = {}
+    answers: dict[str, Tensor] = {}
 
     def see(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x = calls.first_input(args, kwargs)
         if isinstance(x, Tensor) and x.numel():
             ranges[name] = _widened(ranges.get(name, (0.0, 0.0)), x.detach(), name)
 
-    remedy = "call the model on one batch yourself: `data` must hold what it takes"
-    batches = 0
-    with calls.observing([(name, model.get_submodule(name)) for name in layers], see):
+    def answered(name: str, _: nn.Module, __: tuple[Any, ...], ___: dict[str, Any], y: Any) -> None:
+        if isinstance(y, Tensor) and y.numel():
+            low, high = y.detach().float().reshape(-1, y.shape[-1]).aminmax(dim=0)
+            known = answers.get(name, (low, high))
+            answers[name] = torch.stack((torch.minimum(known[0], low), torch.maximum(known[1], high)))
+
+    remedy, batches = "call the model on one batch yourself: `data` must hold what it takes", 0
+    with calls.observing([(name, model.get_submodule(name)) for name in layers], see, answered):
         for item in items(data):
             with calls.explaining(CompileError, "the data", wanted=calls.PAIRS, remedy=remedy):
                 calls.call(model, read(model, item).inputs)
@@ -59,11 +79,17 @@ def observe(model: nn.Module, layers: Collection[str], data: Iterable[Any]) -> d
             wanted="at least one input",
             remedy="pass a list or a fresh iterator (one that was used up is empty), or leave `data` out",
         )
+    _say_zero(ranges)
+    static = {name: Quantization.of_range(*found) for name, found in ranges.items() if found != (0.0, 0.0)}
+    return static, {name: found for name, found in answers.items() if is_finite(found)}
+
+
+def _say_zero(ranges: Mapping[str, tuple[float, float]]) -> None:
+    """Log the layers that have no static range."""
     zero = [f"`{name}`" for name, found in ranges.items() if found == (0.0, 0.0)]
     if zero:
         listed = f"{', '.join(zero[:4])}{f' and {len(zero) - 4} more' if len(zero) > 4 else ''}"
         logger.warning("the data are zero throughout at %s: no static range; each token gets its own there", listed)
-    return {name: Quantization.of_range(*found) for name, found in ranges.items() if found != (0.0, 0.0)}
 
 
 def _widened(known: tuple[float, float], x: Tensor, name: str) -> tuple[float, float]:

@@ -52,6 +52,7 @@ class LayerWeight:
         computing: How the compiled layer writes it.
         activations: dtype of the layer's input in the model.
         quantization: int8: the input's static range, or dynamic.
+        answers: float32 (2, out), the least and greatest of each output on data, where there were data.
         kind: Class of the layer.
         axis: Reduction axis of the weight in the model: 1, or 0 where it stands as (in, out).
         pattern: What the weight obeys: its mask's pattern, the file's, or the one that was found in its zeros; None
@@ -76,6 +77,7 @@ class LayerWeight:
     dense_because: str = ""
     geometry: Geometry | None = None
     images: Images = (0, 0, 0)
+    answers: Tensor | None = None
 
     @property
     def problem(self) -> Problem:

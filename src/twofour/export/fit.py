@@ -57,7 +57,7 @@ def require_fit(path: Any, model: nn.Module, contents: Contents) -> None:
     require_layers(path, contents.settings, have, ("ranges",))  # without its range a layer answers otherwise
 
 
-LAYERS = ("low_bits", "ranges", "counts", "images", "steps", "kept_dense")
+LAYERS = ("low_bits", "ranges", "answers", "counts", "images", "steps", "kept_dense")
 """Keys of the settings whose values name layers."""
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from twofour import quantization
 from twofour.compiler.choose import DEFAULT_TOKENS
 from twofour.compiler.choose_recurrent import RecurrentWeights, recurrent_weights
-from twofour.compiler.compilation import Compilation
+from twofour.compiler.compilation import Compilation, answers_of
 from twofour.compiler.computing import Computing
 from twofour.compiler.recurrent_kinds import is_recurrent
 from twofour.compiler.replaceable import (
@@ -90,7 +90,11 @@ class FileLayers:
             if is_linear(module) or (is_convolution(module) and self._measurable(name, module)):
                 found = self._layer_weight(name, module)
                 images = found.images if found.geometry is None else self.said.images[name]
-                yield name, replace(found, quantization=self.said.ranges.get(name, DYNAMIC), images=images)
+                ranges = {
+                    "quantization": self.said.ranges.get(name, DYNAMIC),
+                    "answers": answers_of(self.said.answers.get(name)),
+                }
+                yield name, replace(found, **ranges, images=images)
 
     def recurrent(self) -> Iterator[tuple[str, RecurrentWeights]]:
         """Yield the recurrent layers."""

@@ -246,6 +246,7 @@ class _Packer:
             return self.graph.node_copy(node, self._packed)
         q, k, v, begins, sizes, width, _, *rest = node.args
         scale, causal, _, *whole = (*rest, *(None, False, 0.0)[len(rest) :])
+        whole = [self.copies[one] if isinstance(one, fx.Node) else one for one in whole]
         operands = [self._packed(operand) for operand in (q, k, v)]  # pyright: ignore
         args = *operands, begins, sizes, width, self.layout["offsets"], scale, causal, *whole
         new = self.graph.call_function(attention_of_sequences, args, {"places": self.layout["places"]})

@@ -7,7 +7,7 @@ from twofour.kernels.attention.cpu import (
     attention_of_windows,
 )
 from twofour.kernels.attention.gradient import attention_dropped, attention_gradient, side_by_side
-from twofour.kernels.attention.reference import reference, whole_reference
+from twofour.kernels.attention.reference import bytes_reference, reference, whole_reference
 
 __all__ = [
     "attention",
@@ -16,6 +16,7 @@ __all__ = [
     "attention_of_columns",
     "attention_of_sequences",
     "attention_of_windows",
+    "bytes_reference",
     "reference",
     "side_by_side",
     "whole_reference",

@@ -68,6 +68,9 @@ struct Attention {
   // from `drop_seed` and the weight's place (dropout.h). Rows of int8 drop nothing.
   uint32_t drop_below = 0, drop_seed = 0;
   float kept_factor() const { return 65536.0f / static_cast<float>(65536 - drop_below); }
+  // Of rows of int8 whose operands are bytes already, 128 standing for 0: of each head, what a unit of its scores is in units
+  // of ln 2; of each column of the values, its step and what 0 stands for. `scale` counts for nothing then. Null elsewhere.
+  const float *units = nullptr, *value_steps = nullptr, *value_middles = nullptr;
 
   template <class E>
   HeadRows<E> rows_of(E* data, const Strides& s, int64_t b, int64_t h) const {

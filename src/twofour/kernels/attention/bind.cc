@@ -75,7 +75,8 @@ void run_sequences(const AttentionKernel& kernel, const Attention& all, const in
   static Scratch scratch;
   if (all.queries == 0 || all.value_width == 0) return;
   const Unlocked unlocked;
-  const int64_t group = all.heads / all.key_heads, items = count * all.key_heads, answer = all.bytes ? 1 : width;
+  const int64_t group = all.heads / all.key_heads, items = count * all.key_heads;
+  const int64_t answer = all.bytes ? 1 : all.units != nullptr ? 2 : width;
   const int64_t members = std::max<int64_t>(1, std::min<int64_t>(items, threads));
   int64_t each = 0, bytes;
   for (int64_t i = 0; i < count; ++i)
@@ -96,6 +97,17 @@ void run_sequences(const AttentionKernel& kernel, const Attention& all, const in
 // Whether numbers rise from 0 to `rows`.
 bool are_offsets(const int64_t* numbers, int64_t count, int64_t rows) {
   return count > 1 && numbers[0] == 0 && numbers[count - 1] == rows && std::is_sorted(numbers, numbers + count);
+}
+
+// The same of offsets, int64 (sequences + 1,), that are checked; operands have `width` bytes a number.
+void run_sequences(const Border& border, const AttentionKernel& kernel, const Attention& args, const Operand& offsets,
+                   int64_t width, int threads) {
+  const View ends = border.dense(offsets, "offsets", {Type::s64});
+  const auto* const places = reinterpret_cast<const int64_t*>(ends.data);
+  border.require(args.batch == 1 && args.keys == args.queries && ends.ndim == 1 &&
+                     are_offsets(places, ends.count(), args.queries),
+                 offsets, "offsets", "int64 (sequences + 1,) that rise from 0 to the rows of one batch entry");
+  run_sequences(kernel, args, places, ends.count() - 1, width, threads);
 }
 
 // Whether so many numbers name each of as many rows once.
@@ -175,12 +187,34 @@ void bind_attention(nb::module_& m) {
                              scale, causal, 0.0f);
     require_keys(border, kernel, k, args);
     add_bytes(border, out, bytes_scale, bytes_zero, &args);
-    const View ends = border.dense(offsets, "offsets", {Type::s64});
-    const auto* const places = reinterpret_cast<const int64_t*>(ends.data);
-    border.require(args.batch == 1 && args.keys == args.queries && ends.ndim == 1 &&
-                       are_offsets(places, ends.count(), args.queries),
-                   offsets, "offsets", "int64 (sequences + 1,) that rise from 0 to the rows of one batch entry");
-    run_sequences(kernel, args, places, ends.count() - 1, types.has(Type::bf16) ? 2 : 4, threads);
+    run_sequences(border, kernel, args, offsets, types.has(Type::bf16) ? 2 : 4, threads);
+  });
+  // As attention_of_columns, or where offsets are given as attention_of_sequences, of uint8 columns, 128 standing for 0: `steps`,
+  // float32 (heads + 2 * columns of the values), has the units of heads' scores, then steps and middles of the values.
+  bind_call(m, "attention_of_bytes", +[](RowOf<AttentionKernel> index, const Operand& q, const Operand& k, const Operand& v,
+                               const Answer& out, const Operand& steps, const Operand& mask, const Operand& offsets,
+                               std::array<int64_t, 3> begins, std::array<int64_t, 3> sizes, int64_t width, bool causal,
+                               float unseen, float bytes_scale, int bytes_zero, Threads threads) {
+    const AttentionKernel& kernel = row(kKernels, index);
+    const Border border(kernel.name);
+    border.require(std::strcmp(kernel.dtype, "int8") == 0, q, "queries", "a row of int8 for bytes");
+    const auto part = [&](const Operand& operand, const char* role, int i) {
+      return heads_of_columns(border, operand, role, {Type::u8}, begins[i], sizes[i], width);
+    };
+    Attention args = call_of(border, part(q, "queries", 0), part(k, "keys", 1), part(v, "values", 2),
+                             heads_of_columns(border, out, "answer", answers_of(kernel, bytes_scale), 0, sizes[0], width), out,
+                             1.0f, causal, unseen);
+    require_keys(border, kernel, k, args);
+    add_bytes(border, out, bytes_scale, bytes_zero, &args);
+    const Numbers numbers = border.numbers(steps, "steps", args.heads + 2 * sizes[2]);
+    border.require(steps.given(), steps, "steps", "the units of heads, and the steps and middles of values");
+    args.units = numbers.data(), args.value_steps = args.units + args.heads, args.value_middles = args.value_steps + sizes[2];
+    if (!offsets.given()) {
+      add_mask(border, mask, &args);
+      return run_attention(kernel, args, threads);
+    }
+    border.require(!mask.given(), mask, "mask", "none for sequences");
+    run_sequences(border, kernel, args, offsets, 1, threads);
   });
   // q, k, v: (images, rows, columns), all columns in heads of `width`; `out` as q. `order` (windows, rows of one), int64,
   // says which rows of an image are a window, each row in one of them; `mask` is over (windows, heads, rows, rows).

@@ -1,18 +1,25 @@
 // Attention of one head at a time in whole numbers, operands and answers in bfloat16: queries become bytes by a range for
-// each of them, keys by one for the head, values by one for each column. Both products are exact sums of int32. README.md
-// has the formulas. Internal linkage.
+// each of them, keys by one for the head, values by one for each column; or they are bytes by ranges of data. Both products are
+// exact sums of int32. README.md has the formulas. Internal linkage.
 #pragma once
 
+#include <cmath>
 #include <cstring>
 
-#include "answers.h"
 #include "byte_weights.h"
+#include "few_queries.h"
 #include "kernels/whole_outputs.h"
-#include "softmax.h"
 
 namespace {
 
 constexpr float kHidden = -1e3f;  // at most this is added to the score of a key that no query sees
+
+// The most that scores of a query may be off: the standard deviation of what rounding adds, at most 127 sqrt(width / 6) units.
+// Of more the query is computed in floats.
+constexpr float kMostNoise = 0.5f;
+inline float coarsest_unit(int64_t width) {
+  return kMostNoise * kLog2E / (127.0f * std::sqrt(static_cast<float>(width) / 6.0f));
+}
 
 // `kRows` queries by two vectors of keys (or of value columns) are summed in registers.
 template <int kRows>
@@ -28,10 +35,11 @@ struct ByteBlocks {
 
   // Workspace, in dwords: panels of keys [keys / kWide][width / 4][kWide], for each key -128 times its sum, the middle of
   // each column of the keys; panels of values [value_width / kWide][keys / 4][kWide], scale and middle of each of their
-  // columns; a block of queries [kRows][row], one of scores [kRows][score_stride], and whether a key is seen, in bytes.
+  // columns; a block of queries [kRows][row], one of scores [kRows][score_stride], in bytes what is left of their weights, likewise, and
+  // whether a key is seen.
   struct Plan {
     int64_t width, depth, row, score_stride, columns;
-    int64_t keys, sums, middles, values, queries, scores, seen;
+    int64_t keys, sums, middles, values, queries, scores, rests, seen;
     explicit Plan(const Attention& a)
         : width(ceil_div(a.width, 4)),
           depth(ceil_div(a.keys, 4)),
@@ -44,9 +52,10 @@ struct ByteBlocks {
           values(round_up(depth * columns, 16)),
           queries(round_up(kRows * row, 16)),
           scores(round_up(kRows * score_stride, 16)),
+          rests(round_up(ceil_div(kRows * score_stride, 4), 16)),
           seen(round_up(ceil_div(a.keys, 4), 16)) {}
     int64_t bytes() const {
-      return 4 * (keys + sums + middles + values + 2 * round_up(columns, 16) + queries + scores + seen);
+      return 4 * (keys + sums + middles + values + 2 * round_up(columns, 16) + queries + scores + rests + seen);
     }
   };
 
@@ -58,12 +67,12 @@ struct ByteBlocks {
     float *scales, *centres;
     uint8_t* queries;
     float* scores;
-    uint8_t* seen;
+    uint8_t *rests, *seen;
     Room(const Plan& plan, char* at)
         : keys(next<uint8_t>(at, plan.keys)), sums(next<int32_t>(at, plan.sums)), middles(next<float>(at, plan.middles)),
           values(next<uint8_t>(at, plan.values)), scales(next<float>(at, round_up(plan.columns, 16))),
           centres(next<float>(at, round_up(plan.columns, 16))), queries(next<uint8_t>(at, plan.queries)),
-          scores(next<float>(at, plan.scores)), seen(next<uint8_t>(at, plan.seen)) {}
+          scores(next<float>(at, plan.scores)), rests(next<uint8_t>(at, plan.rests)), seen(next<uint8_t>(at, plan.seen)) {}
     template <class T>
     static T* next(char*& at, int64_t dwords) {
       T* here = reinterpret_cast<T*>(at);
@@ -77,32 +86,56 @@ struct ByteBlocks {
   static void run(const Attention& a, int64_t begin, int64_t end, void* workspace) {
     const Plan plan(a);
     const Room room(plan, static_cast<char*>(workspace));
+    const float coarsest = coarsest_unit(a.width);
     float scale = 0.0f;  // of the keys
     for (int64_t item = begin, packed = -1; item < end; ++item) {
       const int64_t batch = item / a.heads, head = item % a.heads, key_head = head / (a.heads / a.key_heads);
+      const bool whole = a.units != nullptr;  // operands are bytes
       if (const int64_t source = batch * a.key_heads + key_head; source != packed) {
-        const uint8_t* seen = seen_keys(a, batch, room.seen);
-        scale = pack_keys(a, plan, a.template key_rows<E>(batch, key_head), seen, room);
-        pack_values(a, plan, a.template value_rows<E>(batch, key_head), seen, room);
+        if (whole) {
+          copy_keys(a, plan, a.template key_rows<uint8_t>(batch, key_head), room);
+          copy_values(a, plan, a.template value_rows<uint8_t>(batch, key_head), key_head * a.value_width, room);
+        } else {
+          const uint8_t* seen = seen_keys(a, batch, room.seen);
+          scale = pack_keys(a, plan, a.template key_rows<E>(batch, key_head), seen, room);
+          pack_values(a, plan, a.template value_rows<E>(batch, key_head), seen, room);
+        }
         packed = source;
       }
       const HeadRows<const E> q = a.template query_rows<E>(batch, head);
       const HeadAnswers<FloatCells<E>> out(a, batch, head);
       for (int64_t first = 0; first < a.queries; first += kRows) {
         const int64_t rows = least(a.queries - first, kRows), seen = a.causal ? least(first + rows, a.keys) : a.keys;
-        float units[kRows], weights[kRows];
-        pack_queries(a, plan, q, first, rows, scale, room.queries, units);
-        score(a, plan, room, seen, units);
+        float units[kRows], weights[kRows]{};
+        bool lost[kRows]{}, some = false, coarse = false;
+        Queries queries{room.queries, 4 * plan.row};
+        if (whole) queries = queries_of(a, plan, a.template query_rows<uint8_t>(batch, head), head, first, rows, room, units);
+        else pack_queries(a, plan, q, first, rows, scale, room.queries, units);
+        score(a, plan, room, queries, seen, units);
         if (a.mask_kind == AttentionMask::none && !a.causal) {
           for (int r = 0; r < kRows; r += kBeside)
-            softmax_beside(seen, plan.score_stride, a.unseen, units + r, room.scores + r * plan.score_stride, weights + r);
+            some |= softmax_beside(seen, plan.score_stride, a.unseen, units + r, room.scores + r * plan.score_stride,
+                                   room.rests + r * plan.score_stride, weights + r, lost + r);
         } else {
-          for (int r = 0; r < rows; ++r)
-            weights[r] = softmax(a, batch, head, first + r, seen, units[r], room.scores + r * plan.score_stride);
+          for (int r = 0; r < rows; ++r) {
+            weights[r] = softmax(a, batch, head, first + r, seen, units[r], room.scores + r * plan.score_stride,
+                                 room.rests + r * plan.score_stride, &lost[r]);
+            some |= lost[r];
+          }
           for (int r = static_cast<int>(rows); r < kRows; ++r)  // so that unused rows hold numbers
             std::memset(room.scores + r * plan.score_stride, 0, static_cast<size_t>(round_up(seen, 4)));
         }
-        weigh(a, plan, room, seen, weights, out, first, rows);
+        if (some) {
+          second_bytes(plan, room, round_up(seen, 4), lost, weights);
+          weigh<true>(a, plan, room, seen, weights, out, first, rows);
+        } else {
+          weigh<false>(a, plan, room, seen, weights, out, first, rows);
+        }
+        for (float unit : units) coarse |= unit > coarsest;
+        for (int r = 0; r < rows && coarse && !whole; ++r)
+          if (units[r] > coarsest && units[r] <= __FLT_MAX__)
+            FewQueries<FloatCells<E>>::run_row(a, batch, head, q, a.template key_rows<E>(batch, key_head),
+                                               a.template value_rows<E>(batch, key_head), out, first + r, room.scores);
       }
     }
   }
@@ -186,13 +219,23 @@ struct ByteBlocks {
     });
     const float step = V::largest(widest) * (1.0f / 127.0f), scale = step < kLeastScale ? kLeastScale : step;
     const reg by = V::all(1.0f / scale);
+    key_panels(a, plan, room, [&](int64_t key, int64_t column) TWOFOUR_INLINED {
+      return key_bytes(k.at(key), a.width, column, room.middles, by);
+    });
+    return V::sum(broken) == 0.0f ? scale : __builtin_nanf("");
+  }
+
+  // The panels, of what bytes(key, column) returns, and the sums.
+  template <class Bytes>
+  static TWOFOUR_INLINE void key_panels(const Attention& a, const Plan& plan, const Room& room, const Bytes& bytes) {
+    constexpr int kWidth = V::width;
     for (int64_t key = 0; key < round_up(a.keys, kWide); key += kWidth) {
       uint8_t* panel = room.keys + 4 * (key / kWide * kWide * plan.width + key % kWide);
       const int64_t present = least(a.keys - key, kWidth);
       ints sums{};
       for (int64_t cell = 0; cell < plan.width; cell += kWidth) {
         reg t[kWidth];
-        for (int i = 0; i < kWidth; ++i) t[i] = i < present ? key_bytes(k.at(key + i), a.width, 4 * cell, room.middles, by) : V::zero();
+        for (int i = 0; i < kWidth; ++i) t[i] = i < present ? bytes(key + i, 4 * cell) : V::zero();
         V::transpose(t);
         for (int i = 0; i < least(plan.width - cell, kWidth); ++i) {
           V::store_unaligned(reinterpret_cast<float*>(panel) + (cell + i) * kWide, t[i]);
@@ -201,7 +244,30 @@ struct ByteBlocks {
       }
       V::store_ints(room.sums + key, (ints)(-(typename V::U)sums));
     }
-    return V::sum(broken) == 0.0f ? scale : __builtin_nanf("");
+  }
+
+  // The same of keys that are bytes.
+  static void copy_keys(const Attention& a, const Plan& plan, const Parts<uint8_t>& k, const Room& room) {
+    key_panels(a, plan, room, [&](int64_t key, int64_t column) TWOFOUR_INLINED {
+      return signed_bytes(k.at(key) + column, a.width - column);
+    });
+  }
+
+  // A vector of bytes around 128 as bytes with a sign, zeros behind the first `count`.
+  static TWOFOUR_INLINE reg signed_bytes(const uint8_t* p, int64_t count) {
+#if defined(TWOFOUR_SET_avx512)
+    const __mmask64 present = count >= kChunk ? ~__mmask64{0} : (__mmask64{1} << count) - 1;
+    const __m512i found = _mm512_mask_loadu_epi8(_mm512_set1_epi8(-128), present, p);
+    return _mm512_castsi512_ps(_mm512_xor_si512(found, _mm512_set1_epi8(-128)));
+#else
+    alignas(64) uint8_t bytes[kChunk];
+    if (count < kChunk) {
+      std::memset(bytes, 0x80, kChunk);
+      std::memcpy(bytes, p, static_cast<size_t>(count));
+      p = bytes;
+    }
+    return (reg)((typename V::U)V::load_ints(p) ^ (typename V::U)all_bytes(0x80));
+#endif
   }
 
   // The bytes of a key's columns from `column` on, a vector of them; zeros behind the last one.
@@ -251,6 +317,58 @@ struct ByteBlocks {
         V::store_ints(panel + whole * kWide, (ints)rest);
       }
     });
+  }
+
+  // Values that are bytes as such panels; `first`: which column of all values theirs are.
+  static void copy_values(const Attention& a, const Plan& plan, const Parts<uint8_t>& v, int64_t first, const Room& room) {
+    std::memcpy(room.scales, a.value_steps + first, static_cast<size_t>(4 * a.value_width));
+    std::memcpy(room.centres, a.value_middles + first, static_cast<size_t>(4 * a.value_width));
+    for (int64_t c = 0; c < plan.columns; c += V::width) {
+      auto* panel = reinterpret_cast<int32_t*>(room.values) + c / kWide * kWide * plan.depth + c % kWide;
+      const int64_t count = least(a.value_width - c, V::width);  // 0 or less behind the last column
+      for (int64_t cell = 0; cell < plan.depth; ++cell) {
+        typename V::U four{};
+        TWOFOUR_UNROLL
+        for (int i = 0; i < 4; ++i)
+          if (count > 0 && 4 * cell + i < a.keys)
+            four |= ((typename V::U)bytes_as_ints(v.at(4 * cell + i) + c, count) ^ 128) << 8 * i;
+        V::store_ints(panel + cell * kWide, (ints)four);
+      }
+    }
+  }
+
+  // The first `count` bytes as whole numbers.
+  static TWOFOUR_INLINE ints bytes_as_ints(const uint8_t* p, int64_t count) {
+#if defined(TWOFOUR_SET_avx512)
+    return _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(V::mask(count), p));
+#else
+    uint8_t bytes[V::width]{};
+    std::memcpy(bytes, p, count == V::width ? V::width : static_cast<size_t>(count));
+    typename V::I found{};
+    for (int i = 0; i < V::width; ++i) found[i] = bytes[i];
+    return (ints)found;
+#endif
+  }
+
+  // A block of queries as bytes around 128, `stride` from row to row.
+  struct Queries {
+    const uint8_t* rows;
+    int64_t stride;
+  };
+
+  // Queries that are bytes, read where they are, if whole dwords of so many rows stand there.
+  static Queries queries_of(const Attention& a, const Plan& plan, const HeadRows<const uint8_t>& q, int64_t head, int64_t first,
+                            int64_t rows, const Room& room, float (&units)[kRows]) {
+    for (float& unit : units) unit = a.units[head];
+    const uint8_t* from = q.at(first);
+    const bool dwords = a.width % 4 == 0 && q.stride % 4 == 0 && reinterpret_cast<uintptr_t>(from) % 4 == 0;
+    if (rows == kRows && dwords && q.order == nullptr) return {from, q.stride};
+    for (int r = 0; r < kRows; ++r) {
+      uint8_t* to = room.queries + r * 4 * plan.row;
+      std::memset(to, 0x80, static_cast<size_t>(4 * plan.row));
+      std::memcpy(to, q.at(first + least(r, rows - 1)), static_cast<size_t>(a.width));
+    }
+    return {room.queries, 4 * plan.row};
   }
 
   // Writes a block of queries as bytes around 128, and for each what a unit of its scores is in units of ln 2: NaN where it
@@ -326,7 +444,8 @@ struct ByteBlocks {
   }
 
   // Scores as whole numbers, or where a mask is added to them in units of ln 2.
-  static void score(const Attention& a, const Plan& plan, const Room& room, int64_t seen, const float (&units)[kRows]) {
+  static TWOFOUR_NOINLINE void score(const Attention& a, const Plan& plan, const Room& room, const Queries& queries, int64_t seen,
+                    const float (&units)[kRows]) {
     const bool added = a.mask_kind == AttentionMask::add;
     for (int64_t key = 0; key < seen; key += kWide) {
       ints sums[kRows][kColumns];
@@ -336,7 +455,7 @@ struct ByteBlocks {
         TWOFOUR_UNROLL
         for (int r = 0; r < kRows; ++r) sums[r][c] = start;
       }
-      multiply(room.queries, 4 * plan.row, room.keys + 4 * key * plan.width, plan.width, sums);
+      multiply(queries.rows, queries.stride, room.keys + 4 * key * plan.width, plan.width, sums);
       TWOFOUR_UNROLL
       for (int r = 0; r < kRows; ++r)
         TWOFOUR_UNROLL
@@ -348,9 +467,21 @@ struct ByteBlocks {
     }
   }
 
+  // Gives weights of rows that are lost two bytes each, those of others a second one of 0; what a weight counts is for 256ths then.
+  static TWOFOUR_NOINLINE void second_bytes(const Plan& plan, const Room& room, int64_t count, const bool (&lost)[kRows],
+                                            float (&weights)[kRows]) {
+    for (int r = 0; r < kRows; ++r) {
+      auto* upper = reinterpret_cast<uint8_t*>(room.scores + r * plan.score_stride);
+      uint8_t* lower = room.rests + r * plan.score_stride;
+      if (lost[r]) weights[r] = 1.0f / two_bytes(upper, lower, count);
+      else std::memset(lower, 0, static_cast<size_t>(count)), weights[r] *= 1.0f / 256.0f;
+    }
+  }
+
   // Turns a row of scores into bytes, zeros where only other rows of the block see a key; returns one over their sum, or
   // `unseen` where no key is seen, or NaN where a unit or a mask is none.
-  static float softmax(const Attention& a, int64_t batch, int64_t head, int64_t row, int64_t seen, float unit, float* scores) {
+  static TWOFOUR_NOINLINE float softmax(const Attention& a, int64_t batch, int64_t head, int64_t row, int64_t seen, float unit,
+                                        float* scores, uint8_t* rests, bool* lost) {
     if (unit - unit != 0.0f) return __builtin_nanf("");
     const bool added = a.mask_kind == AttentionMask::add;
     const int64_t own = a.causal ? least(row + 1, seen) : seen, whole = round_up(own, kChunk);
@@ -358,22 +489,27 @@ struct ByteBlocks {
     const float largest = a.mask_kind == AttentionMask::none ? largest_of(scores, whole)
                                                              : masked<V>(a, a.mask_at(batch, head, row), own, scores);
     if (added && holds_nan(scores, whole)) return __builtin_nanf("");
-    const float sum = V::sum(V::to_real(byte_weights<V>(scores, whole, largest, added ? kSteps : steps_of(unit))));
-    if (whole < round_up(seen, 4))
-      std::memset(reinterpret_cast<char*>(scores) + whole, 0, static_cast<size_t>(round_up(seen, 4) - whole));
+    const ByteSums<V> found = byte_weights<V>(scores, rests, whole, largest, added ? kSteps : steps_of(unit));
+    const float sum = V::sum(V::to_real(found.weights));
+    *lost = is_lost(sum, V::sum(V::to_real(found.off)));
+    if (whole < round_up(seen, 4)) {
+      const auto rest = static_cast<size_t>(round_up(seen, 4) - whole);
+      std::memset(reinterpret_cast<char*>(scores) + whole, 0, rest);
+      std::memset(rests + whole, 128, rest);
+    }
     return largest == -__builtin_inff() ? a.unseen : 1.0f / sum;
   }
 
   // What turns scores into steps.
   static TWOFOUR_INLINE float steps_of(float unit) { return unit < __FLT_MAX__ / kSteps ? unit * kSteps : __FLT_MAX__; }
 
-  // The same for kBeside rows of scores, `stride` apart, that see all of `seen` keys and have no mask.
-  static TWOFOUR_INLINE void softmax_beside(int64_t seen, int64_t stride, float unseen, const float* units, float* scores,
-                                            float* weights) {
+  // The same for kBeside rows of scores, `stride` apart, that see all of `seen` keys and have no mask; returns whether one is lost.
+  static TWOFOUR_INLINE bool softmax_beside(int64_t seen, int64_t stride, float unseen, const float* units, float* scores,
+                                            uint8_t* rests, float* weights, bool* lost) {
     const int64_t whole = round_up(seen, kChunk);
     reg most[kBeside];
-    ints total[kBeside];
-    float largest[kBeside], sums[kBeside];
+    ints total[kBeside], off[kBeside];
+    float largest[kBeside], sums[kBeside], rounded[kBeside];
     TWOFOUR_UNROLL
     for (int r = 0; r < kBeside; ++r) {
       most[r] = V::all(-__builtin_inff());
@@ -385,11 +521,19 @@ struct ByteBlocks {
     }
     largest_lanes<V>(most, largest);
     TWOFOUR_UNROLL
-    for (int r = 0; r < kBeside; ++r)
-      total[r] = byte_weights<V>(scores + r * stride, whole, largest[r], steps_of(units[r]));
+    for (int r = 0; r < kBeside; ++r) {
+      const ByteSums<V> found = byte_weights<V>(scores + r * stride, rests + r * stride, whole, largest[r], steps_of(units[r]));
+      total[r] = found.weights, off[r] = found.off;
+    }
     sums_of_lanes<V>(total, sums);
-    for (int r = 0; r < kBeside; ++r)
-      weights[r] = units[r] - units[r] != 0.0f ? __builtin_nanf("") : sums[r] > 0.0f ? 1.0f / sums[r] : unseen;
+    sums_of_lanes<V>(off, rounded);
+    bool some = false;
+    for (int r = 0; r < kBeside; ++r) {
+      const bool real = units[r] - units[r] == 0.0f;
+      weights[r] = !real ? __builtin_nanf("") : sums[r] > 0.0f ? 1.0f / sums[r] : unseen;
+      some |= lost[r] = real & is_lost(sums[r], rounded[r]);
+    }
+    return some;
   }
 
   static bool holds_nan(const float* scores, int64_t count) {
@@ -412,28 +556,53 @@ struct ByteBlocks {
     return V::largest(V::max(V::max(most[0], most[1]), V::max(most[2], most[3])));
   }
 
-  static void weigh(const Attention& a, const Plan& plan, const Room& room, int64_t seen, const float (&weights)[kRows],
-                    const HeadAnswers<FloatCells<E>>& out, int64_t first, int64_t rows) {
-    for (int64_t column = 0; column < a.value_width; column += kWide) {
-      ints sums[kRows][kColumns];
+  static TWOFOUR_INLINE void clear(ints (&sums)[kRows][kColumns]) {
+    TWOFOUR_UNROLL
+    for (int r = 0; r < kRows; ++r)
       TWOFOUR_UNROLL
-      for (int r = 0; r < kRows; ++r)
-        TWOFOUR_UNROLL
-        for (int c = 0; c < kColumns; ++c) sums[r][c] = ints{};
-      multiply(reinterpret_cast<const uint8_t*>(room.scores), 4 * plan.score_stride, room.values + 4 * column * plan.depth,
-               ceil_div(seen, 4), sums);
+      for (int c = 0; c < kColumns; ++c) sums[r][c] = ints{};
+  }
+
+  // `two`: weights have lower bytes too.
+  template <bool two>
+  static void weigh(const Attention& a, const Plan& plan, const Room& room, int64_t seen,
+                                     const float (&weights)[kRows], const HeadAnswers<FloatCells<E>>& out, int64_t first,
+                                     int64_t rows) {
+    for (int64_t column = 0; column < a.value_width; column += kWide) {
+      const uint8_t* values = room.values + 4 * column * plan.depth;
+      ints sums[kRows][kColumns];
+      clear(sums);
+      multiply(reinterpret_cast<const uint8_t*>(room.scores), 4 * plan.score_stride, values, ceil_div(seen, 4), sums);
       const int64_t left = a.value_width - column;
+      const auto leave = [&](int r, int c, reg sum, reg scale, reg centre) TWOFOUR_INLINED {
+        const reg weight = V::all(weights[r]), found = apart(apart(sum * weight) * scale) + centre;
+        out.store(first + r, column + c * V::width, weights[r] > 0.0f ? found : weight, left - c * V::width);
+      };
+      const auto scale = [&](int c) TWOFOUR_INLINED { return V::load_unaligned(room.scales + column + c * V::width); };
+      const auto centre = [&](int c) TWOFOUR_INLINED { return V::load_unaligned(room.centres + column + c * V::width); };
+      if constexpr (two) {  // seldom, so that it is short
+        reg upper[kRows][kColumns];
+        for (int r = 0; r < kRows; ++r)
+          for (int c = 0; c < kColumns; ++c) upper[r][c] = V::to_real(sums[r][c]) * V::all(256.0f);
+        clear(sums);
+        multiply(room.rests, plan.score_stride, values, ceil_div(seen, 4), sums);
+        float total[kRows][kWide];
+        for (int r = 0; r < kRows; ++r)
+          for (int c = 0; c < kColumns; ++c)
+            V::store_unaligned(total[r] + c * V::width, apart(upper[r][c] + V::to_real(sums[r][c])));
+        for (int c = 0; c < kColumns && left > c * V::width; ++c)
+#pragma GCC unroll 1
+          for (int r = 0; r < rows; ++r) leave(r, c, V::load_unaligned(total[r] + c * V::width), scale(c), centre(c));
+        continue;
+      }
       TWOFOUR_UNROLL
       for (int c = 0; c < kColumns; ++c) {
-        const int64_t at = column + c * V::width;
         if (left <= c * V::width) break;
-        const reg scale = V::load_unaligned(room.scales + at), centre = V::load_unaligned(room.centres + at);
+        const reg factor = scale(c), middle = centre(c);
         TWOFOUR_UNROLL
         for (int r = 0; r < kRows; ++r) {
           if (r >= rows) break;
-          const reg weight = V::all(weights[r]);
-          const reg found = apart(apart(V::to_real(sums[r][c]) * weight) * scale) + centre;
-          out.store(first + r, at, weights[r] > 0.0f ? found : weight, left - c * V::width);
+          leave(r, c, V::to_real(sums[r][c]), factor, middle);
         }
       }
     }

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from twofour import native
 from twofour.errors import KernelError
+from twofour.kernels.attention.operands import (
+    DTYPES,
+    added_rows,
+    mask_of,
+    one_for_all,
+    require_windows,
+    sizes_of,
+)
 from twofour.kernels.registration import register
 from twofour.native.surroundings import by_operators, followed, plain
-
-DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-"""dtypes of the operands, as the table calls them; scores and their softmax are float32 in both."""
 
 MOST_KEYS = 1 << 16
 """Keys up to which attention in int8 has exact sums; of more, operands of bfloat16 are multiplied as they are."""
 
 MOST_WIDTH = 1 << 16
 """Columns of a head up to which that holds of its scores."""
+
+MOST_BYTE_KEYS = 1 << 11
+"""Keys up to which two bytes of each weight are off by a 32nd of a query's weights at most, whatever its scores."""
 
 _SCHEMA = (
     "attention(Tensor q, Tensor k, Tensor v, Tensor? mask=None, float? scale=None, bool causal=False, "
@@ -84,10 +95,10 @@ def _attention(
     bytes_zero: int = 0,
     int8: bool | tuple[int, int] = False,
 ) -> Tensor:
-    batch, heads, queries, keys, width, value_width = _sizes(q, k, v)
+    batch, heads, queries, keys, width, value_width = sizes_of(q, k, v)
     q, k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v))
     if k_added is not None or v_added is not None:
-        k_added, v_added = _added(k, v, k_added, v_added)
+        k_added, v_added = added_rows(k, v, k_added, v_added)
         keys += k_added.shape[2]
     dtype = torch.uint8 if bytes_scale else q.dtype
     out = torch.empty(batch, queries, heads, value_width, dtype=dtype, device="cpu").transpose(1, 2)
@@ -121,6 +132,7 @@ def attention_of_columns(
     bytes_scale: float = 0.0,
     bytes_zero: int = 0,
     int8: bool | tuple[int, int] = False,
+    steps: Tensor | None = None,
 ) -> Tensor:
     """Return attention between columns of products, its heads side by side: what views around `attention` would give.
 
@@ -141,26 +153,29 @@ def attention_of_columns(
             are the least and the most keys for which that was judged: calls of fewer or more, causal ones and those of
             a mask that differs between queries or heads then run as without it. Up to three queries, more than
             `MOST_KEYS` keys and heads of more than `MOST_WIDTH` columns are computed in floats all the same.
+        steps: float32 (heads + 2 * value columns,), where q, k and v are uint8 by ranges of data, 128 standing for 0:
+            what a unit of the scores of each head is in units of ln 2, then the step of each column of the values,
+            then what its 128 stands for (`bytes_reference`). `scale` and `int8` count for nothing then; with more than
+            `MOST_BYTE_KEYS` keys numbers of bfloat16 are made of the bytes.
 
     Returns:
-        (batch, queries, heads * width) of q's dtype or uint8, contiguous.
+        (batch, queries, heads * width) of q's dtype or uint8, contiguous; bfloat16 or uint8 of bytes.
 
     Raises:
         KernelError: The operands do not fit.
     """
+    if steps is not None:
+        given = (q, k, v), steps, (begins, sizes, width), mask, None, (causal, unseen, bytes_scale, bytes_zero)
+        return _of_bytes(*given, k.size(1))
     q, k, v = plain("attention", q, k, v)
-    batch, queries, _ = q.shape
     if not (q.dtype is k.dtype is v.dtype and q.dtype in DTYPES and q.stride(2) == k.stride(2) == v.stride(2) == 1):
-        parts = (t[..., begin : begin + size] for t, begin, size in zip((q, k, v), begins, sizes, strict=True))
-        split = [torch.unflatten(part, -1, (-1, width)).transpose(1, 2) for part in parts]
-        q, k, v = split
-        answer = _attention(q, k, v, mask, scale, causal, None, None, unseen, bytes_scale, bytes_zero, int8)
-        return answer.transpose(1, 2).reshape(batch, queries, -1)
-    out = torch.empty(batch, queries, sizes[0], dtype=torch.uint8 if bytes_scale else q.dtype, device="cpu")
+        given = mask, scale, causal, None, None, unseen, bytes_scale, bytes_zero, int8
+        return _of_parts((q, k, v), begins, sizes, width, *given)
+    out = torch.empty(*q.shape[:2], sizes[0], dtype=torch.uint8 if bytes_scale else q.dtype, device="cpu")
     native.extension().attention_of_columns(
         _row(q, k.size(1), width, int8, mask, causal),
         *(q, k, v, out),
-        None if mask is None else mask_of(mask, (batch, sizes[0] // width, queries, k.size(1))),
+        None if mask is None else mask_of(mask, (q.size(0), sizes[0] // width, q.size(1), k.size(1))),
         begins,
         sizes,
         width,
@@ -172,6 +187,19 @@ def attention_of_columns(
         native.threads(),
     )
     return out
+
+
+def _of_parts(
+    operands: tuple[Tensor, Tensor, Tensor],
+    begins: tuple[int, int, int],
+    sizes: tuple[int, int, int],
+    width: int,
+    *given: Any,
+) -> Tensor:
+    """Return attention of columns that are no plain rows of one type, by views."""
+    parts = (t[..., begin : begin + size] for t, begin, size in zip(operands, begins, sizes, strict=True))
+    q, k, v = (torch.unflatten(part, -1, (-1, width)).transpose(1, 2) for part in parts)
+    return _attention(q, k, v, *given).transpose(1, 2).flatten(2)
 
 
 def attention_of_sequences(
@@ -187,6 +215,7 @@ def attention_of_sequences(
     bytes_scale: float = 0.0,
     bytes_zero: int = 0,
     int8: bool | tuple[int, int] = False,
+    steps: Tensor | None = None,
     places: Tensor | None = None,
 ) -> Tensor:
     """Return `attention_of_columns` inside each of several sequences whose rows stand one behind the other.
@@ -205,14 +234,18 @@ def attention_of_sequences(
         bytes_scale: As in `attention`.
         bytes_zero: As in `attention`.
         int8: As in `attention_of_columns`; keys are counted as `places` has them, else as rows of all sequences.
+        steps: As in `attention_of_columns`.
         places: (sequences, length), of which the size alone counts: no sequence that is read is longer than `length`.
 
     Returns:
-        (1, rows, heads * width) of q's dtype or uint8, contiguous.
+        (1, rows, heads * width) of q's dtype or uint8, contiguous; bfloat16 or uint8 of bytes.
 
     Raises:
         KernelError: The operands do not fit.
     """
+    if steps is not None:
+        given = (q, k, v), steps, (begins, sizes, width), None, offsets, (causal, 0.0, bytes_scale, bytes_zero)
+        return _of_bytes(*given, q.size(1) if places is None else places.size(1))
     q, k, v, offsets = plain("attention", q, k, v, offsets)
     if q.ndim != 3 or not q.dtype is k.dtype is v.dtype or q.dtype not in DTYPES:
         raise KernelError(
@@ -234,6 +267,54 @@ def attention_of_sequences(
         native.threads(),
     )
     return out
+
+
+def _of_bytes(
+    operands: tuple[Tensor, Tensor, Tensor],
+    steps: Tensor,
+    columns: tuple[tuple[int, int, int], tuple[int, int, int], int],
+    mask: Tensor | None,
+    offsets: Tensor | None,
+    options: tuple[bool, float, float, int],
+    keys: int,
+) -> Tensor:
+    """Return attention of columns of bytes, of sequences where there are offsets."""
+    q, k, v = plain("attention", *operands)
+    (_, sizes, width), (causal, unseen, scale, zero) = columns, options
+    if keys > MOST_BYTE_KEYS or width > MOST_WIDTH:
+        q, k, v = opened_bytes((q, k, v), steps, *columns)
+        parts = (0, 0, 0), sizes, width
+        if offsets is None:
+            return attention_of_columns(q, k, v, *parts, mask, 1.0, causal, unseen, scale, zero)
+        return attention_of_sequences(q, k, v, *parts, offsets, 1.0, causal, scale, zero)
+    out = torch.empty(*q.shape[:2], sizes[0], dtype=torch.uint8 if scale else torch.bfloat16, device="cpu")
+    native.extension().attention_of_bytes(
+        native.best("attention", dtype="int8").index,
+        *(q, k, v, out, steps),
+        None if mask is None else mask_of(mask, (q.size(0), sizes[0] // width, q.size(1), k.size(1))),
+        offsets,
+        *columns,
+        causal,
+        unseen,
+        scale,
+        zero,
+        native.threads(),
+    )
+    return out
+
+
+def opened_bytes(
+    operands: tuple[Tensor, Tensor, Tensor],
+    steps: Tensor,
+    begins: tuple[int, int, int],
+    sizes: tuple[int, int, int],
+    width: int,
+) -> list[Tensor]:
+    """Return the columns of bytes as bfloat16: what they stand for, the factors of scores being those of queries."""
+    q, k, v = (t[..., b : b + size].float() - 128 for t, b, size in zip(operands, begins, sizes, strict=True))
+    units, each, middles = torch.split(steps, [sizes[0] // width, sizes[2], sizes[2]])
+    q = (torch.unflatten(q, -1, (-1, width)) * (units * math.log(2))[:, None]).flatten(-2)
+    return [t.bfloat16() for t in (q, k, v * each + middles)]
 
 
 def attention_of_windows(
@@ -264,7 +345,7 @@ def attention_of_windows(
     Raises:
         KernelError: The operands do not fit.
     """
-    _require_windows(q, k, v, order, width)
+    require_windows(q, k, v, order, width)
     q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in plain("attention", q, k, v))
     out = torch.empty(q.shape, dtype=q.dtype, device="cpu")
     windows, rows = order.shape
@@ -281,13 +362,6 @@ def attention_of_windows(
     return out
 
 
-def one_for_all(mask: Tensor | None) -> bool:
-    """Tell whether a mask (.., heads, queries, keys) hides the same keys from every query of every head."""
-    return mask is None or all(
-        mask.shape[axis] == 1 or mask.stride(axis) == 0 for axis in (-3, -2) if mask.ndim >= -axis
-    )
-
-
 def _row(q: Tensor, keys: int, width: int, int8: bool | tuple[int, int], mask: Tensor | None, causal: bool) -> int:
     """Return the index of the row that serves queries: of int8 where that is asked for."""
     if int8 and q.dtype is not torch.bfloat16:
@@ -301,77 +375,6 @@ def _row(q: Tensor, keys: int, width: int, int8: bool | tuple[int, int], mask: T
     if isinstance(int8, tuple):
         whole = whole and int8[0] <= keys <= int8[1] and not causal and one_for_all(mask)
     return native.best("attention", dtype="int8" if whole else DTYPES[q.dtype]).index
-
-
-def _require_windows(q: Tensor, k: Tensor, v: Tensor, order: Tensor, width: int) -> None:
-    """Refuse what is no set of images with as many rows each, or no order of them; the border looks at its values."""
-    alike = q.dtype is k.dtype is v.dtype and q.dtype in DTYPES and q.ndim == k.ndim == v.ndim == 3
-    if not alike or order.ndim != 2 or width < 1 or any(t.shape[-1] % width for t in (q, k, v)):
-        shown = ", ".join(f"{name} {t.dtype} {tuple(t.shape)}" for name, t in (("q", q), ("k", k), ("v", v)))
-        raise KernelError(
-            "the operands of attention in windows do not fit",
-            got=f"{shown}, order {tuple(order.shape)}, heads of {width}",
-            wanted="float32 or bfloat16 (images, rows, heads * width) alike, and order (windows, rows of one)",
-        )
-
-
-def _sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int, int, int]:
-    """Return batch, heads, queries, keys, width and value width, or refuse operands that do not fit."""
-    good = (
-        q.dtype is k.dtype is v.dtype
-        and q.dtype in DTYPES
-        and q.ndim == k.ndim == v.ndim == 4
-        and q.is_cpu
-        and k.is_cpu
-        and v.is_cpu
-    )
-    if good:
-        batch, heads, queries, width = q.shape
-        key_batch, key_heads, keys, key_width = k.shape
-        value_batch, value_heads, value_keys, value_width = v.shape
-        fits = batch == key_batch == value_batch and key_heads == value_heads and keys == value_keys
-        if fits and width == key_width and width and key_heads and heads % key_heads == 0:
-            return batch, heads, queries, keys, width, value_width
-    raise KernelError(
-        "the operands of attention do not fit",
-        got=", ".join(f"{name} {t.dtype} {tuple(t.shape)} on {t.device}" for name, t in (("q", q), ("k", k), ("v", v))),
-        wanted="float32 or bfloat16 on cpu: q (batch, heads, n, d), k (batch, key heads, m, d) and v (.., m, e) alike",
-    )
-
-
-def _added(k: Tensor, v: Tensor, k_added: Tensor | None, v_added: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return further keys and values with a contiguous last axis, or refuse what cannot stand behind `k` and `v`."""
-    if k_added is not None and v_added is not None and k_added.ndim == v_added.ndim == 4:
-        pairs = ((k, k_added), (v, v_added))
-        alike = all(a.dtype is b.dtype and b.is_cpu and _beside(a) == _beside(b) for a, b in pairs)
-        if alike and k_added.shape[2] == v_added.shape[2]:
-            last = (t if t.stride(3) == 1 else t.contiguous() for t in (k_added, v_added))
-            return next(last), next(last)
-    given = (("k", k), ("v", v), ("k_added", k_added), ("v_added", v_added))
-    raise KernelError(
-        "the added keys and values of attention do not fit",
-        got=", ".join(f"{name} {None if t is None else (t.dtype, tuple(t.shape))}" for name, t in given),
-        wanted="both or neither, on cpu: as k and v but for the number of keys, which both share",
-    )
-
-
-def _beside(t: Tensor) -> tuple[int, int, int]:
-    return t.shape[0], t.shape[1], t.shape[3]
-
-
-def mask_of(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
-    """Return the mask expanded, with a contiguous last axis."""
-    try:
-        wide = mask.expand(shape)
-    except RuntimeError:
-        wide = None
-    if wide is None or mask.dtype not in (torch.float32, torch.bool) or not mask.is_cpu:
-        raise KernelError(
-            "the mask of attention does not fit",
-            got=f"{mask.dtype} {tuple(mask.shape)} on {mask.device}",
-            wanted=f"bool or float32 on cpu that broadcasts to {shape}",
-        )
-    return wide if wide.stride(3) == 1 or shape[3] == 1 else wide.contiguous()
 
 
 def _fake(

@@ -22,14 +22,18 @@ struct FewQueries {
       const HeadRows<const E> q = a.template query_rows<E>(batch, head);
       const Parts<E> k = a.template key_rows<E>(batch, key_head), v = a.template value_rows<E>(batch, key_head);
       const HeadAnswers<C> out(a, batch, head);
-      for (int64_t row = 0; row < a.queries; ++row) {
-        const int64_t seen = a.causal && row + 1 < a.keys ? row + 1 : a.keys;
-        score(a, q.at(row), k, seen, scores);
-        float weight = softmax<C>(a, batch, head, row, seen, scores);
-        if (a.drop_below != 0) drop<C>(a, batch, head, row, seen, 1.0f, scores), weight *= a.kept_factor();
-        weigh(a, scores, v, seen, weight, out, row);
-      }
+      for (int64_t row = 0; row < a.queries; ++row) run_row(a, batch, head, q, k, v, out, row, scores);
     }
+  }
+
+  static TWOFOUR_NOINLINE void run_row(const Attention& a, int64_t batch, int64_t head, const HeadRows<const E>& q,
+                                       const Parts<E>& k, const Parts<E>& v, const HeadAnswers<C>& out, int64_t row,
+                                       float* scores) {
+    const int64_t seen = a.causal && row + 1 < a.keys ? row + 1 : a.keys;
+    score(a, q.at(row), k, seen, scores);
+    float weight = softmax<C>(a, batch, head, row, seen, scores);
+    if (a.drop_below != 0) drop<C>(a, batch, head, row, seen, 1.0f, scores), weight *= a.kept_factor();
+    weigh(a, scores, v, seen, weight, out, row);
   }
 
   // As many keys at once as a vector holds: their dot products are summed across by one transposition.

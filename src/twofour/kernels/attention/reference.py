@@ -85,6 +85,12 @@ STEPS, LAST = 2048, 32767
 ONE, SLOPE, BEND = 255 << 8, 43896, 11328
 """2^-x is (ONE - x (SLOPE - x BEND)) / ONE, 0 <= x < 1: a parabola, 1 at 0, with the least relative error, 2.3e-3."""
 
+MOST_OFF = 32
+"""256ths that the weights of a query may be off in bytes for each unit of their sum: of more each has two bytes."""
+
+MOST_NOISE = 0.5
+"""Standard deviation of what rounding adds to the scores of a query at most; of more it is computed in floats."""
+
 HIDDEN = -1e3
 """What is added to the scores of a key that is hidden from all queries."""
 
@@ -105,9 +111,11 @@ def whole_reference(
     the middle of each column taken off, which changes no softmax, and one step for the head; values a middle and a step
     for each column. Ranges are those of the keys that a mask which is one for all queries and heads (broadcast along
     both) leaves. A score is an exact sum of products; a weight is 255 2^-t rounded, t how far its score is below the
-    row's largest in units of ln 2, in 2048ths. The weighted values are an exact sum again, divided by the sum of the
-    weights. A number that is not finite makes NaN of its query's answers; of the head's, in a key; of the column's, in
-    a value.
+    row's largest in units of ln 2, in 2048ths. Where that takes off and adds more than an eighth of a row's weights in
+    all, each of them is written in two bytes, 255 256 2^-t rounded down. The weighted values are an exact sum again,
+    divided by the sum of the weights. A number that is not finite makes NaN of its query's answers; of the head's, in a
+    key; of the column's, in a value. A query whose steps are so coarse that rounding adds more than `MOST_NOISE` to its
+    scores is computed in floats (here as `reference` does: that alone is not bit for bit).
 
     Args:
         q: bfloat16, or float32 of such values.
@@ -122,6 +130,61 @@ def whole_reference(
     q, k, v = q.float(), *(t.float().repeat_interleave(group, dim=1) for t in (k, v))
     seen = _seen_by_any(mask, q.shape[0], k.shape[2])
     scores, units = _scores(q, k, seen, q.shape[-1] ** -0.5 if scale is None else scale)
+    middles, halves = _spread(v, seen)
+    each = _step(halves)
+    values = ((v - middles) * (1 / each)).round().nan_to_num(0)
+    answer = _weighed(scores, units, (values, each, middles), mask, causal, unseen)
+    coarse = is_coarse(units, q.shape[-1])
+    if not coarse.any():
+        return answer
+    return torch.where(coarse, reference(q, k, v, mask, scale=scale, causal=causal, unseen=unseen), answer)
+
+
+def bytes_reference(
+    q: Shaped[Tensor, "batch heads queries width"],
+    k: Shaped[Tensor, "batch groups keys width"],
+    v: Shaped[Tensor, "batch groups keys out"],
+    units: Float[Tensor, " heads"],
+    each: Float[Tensor, "groups out"],
+    middles: Float[Tensor, "groups out"],
+    mask: Shaped[Tensor, "*mask"] | None = None,
+    *,
+    causal: bool = False,
+    unseen: float = 0.0,
+) -> Float[Tensor, "batch heads queries out"]:
+    """Return what rows of int8 make of operands that are bytes, bit for bit, before the answer is rounded.
+
+    All is as in `whole_reference` but for the ranges, which come of data.
+
+    Args:
+        q: uint8 that stands for q - 128.
+        k: Likewise.
+        v: Likewise, for (v - 128) * each + middles.
+        units: What one of the products of whole numbers is in units of ln 2.
+        each: Steps of the values' columns.
+        middles: What their 128 stands for.
+        mask: As in `attention`.
+        causal: As in `attention`.
+        unseen: As in `attention`.
+    """
+    group = q.shape[1] // k.shape[1]
+    k, v, each, middles = (
+        t.repeat_interleave(group, dim=axis) for t, axis in ((k, 1), (v, 1), (each, 0), (middles, 0))
+    )
+    scores = ((q.double() - 128) @ (k.double() - 128).mT).float()
+    values = v.double() - 128, each[:, None], middles[:, None]
+    return _weighed(scores, units[:, None, None].expand(*scores.shape[:3], 1), values, mask, causal, unseen)
+
+
+def _weighed(
+    scores: Tensor,
+    units: Tensor,
+    values: tuple[Tensor, Tensor, Tensor],
+    mask: Tensor | None,
+    causal: bool,
+    unseen: float,
+) -> Tensor:
+    """Return the answers for whole scores, what one of their units is, whole values with their steps and middles."""
     factor = (units * STEPS).clamp(max=torch.finfo(torch.float32).max)
     if mask is not None and mask.dtype is not torch.bool:
         scores, factor = _added(scores * units, mask), units.new_tensor(STEPS)
@@ -134,13 +197,27 @@ def whole_reference(
     largest = scores.amax(-1, keepdim=True)
     steps = ((largest - scores) * factor).nan_to_num(LAST, LAST).clamp(max=LAST).round().long()
     whole, rest = steps >> 11, (steps & 2047) << 5
-    weights = (((ONE - (rest * (SLOPE - (rest * BEND >> 16)) >> 16)) >> whole) + 128 >> 8).double()
-    middles, halves = _spread(v, seen)
-    each = _step(halves)
-    values = ((v - middles) * (1 / each)).round().nan_to_num(0)
-    sums = (weights @ values.double()).float() * (1 / weights.sum(-1, keepdim=True).float())
-    answer = (sums * each + middles).masked_fill(largest.isneginf(), unseen)
+    upper, lower = _weights((ONE - (rest * (SLOPE - (rest * BEND >> 16)) >> 16)) >> whole)
+    rows, each, middles = values
+    high, low = upper.double(), lower.double()
+    sums = 256 * (high @ rows.double()).float() + (low @ rows.double()).float()
+    total = 256 * high.sum(-1, keepdim=True).float() + low.sum(-1, keepdim=True).float()
+    answer = (sums * (1 / total) * each + middles).masked_fill(largest.isneginf(), unseen)
     return answer.masked_fill(~(units - units == 0), torch.nan)
+
+
+def is_coarse(units: Tensor, width: int) -> Tensor:
+    """Tell of which queries scores are too coarse: at most 127 sqrt(width / 6) units are what rounding adds to one."""
+    least = MOST_NOISE * _LOG2_E / (127 * (torch.tensor(width, dtype=torch.float32, device="cpu") / 6).sqrt())
+    return (units > least) & units.isfinite()
+
+
+def _weights(fine: Tensor) -> tuple[Tensor, Tensor]:
+    """Return upper and lower bytes of weights in 256ths, the lower ones 0 in rows of which bytes alone are enough."""
+    nearest = (fine + 128) >> 8
+    off = (fine - (nearest << 8)).abs().sum(-1, keepdim=True)
+    two = off > MOST_OFF * nearest.sum(-1, keepdim=True)
+    return torch.where(two, fine >> 8, nearest), torch.where(two, fine & 255, 0)
 
 
 def _scores(q: Tensor, k: Tensor, seen: Tensor, scale: float) -> tuple[Tensor, Tensor]:
