@@ -95,6 +95,7 @@ ifeq ($(shell uname -s),Linux)
 else
 	cp $(WHEEL)/raw/*.whl dist
 endif
+	$(WITH_TOOLS) python packages/deflate.py dist/*.whl
 	$(WITH_TOOLS) abi3audit --strict dist/*.whl
 	$(WITH_TOOLS) check-wheel-contents dist/*.whl
 	$(WITH_TOOLS) twine check --strict dist/*
