@@ -215,6 +215,22 @@ def test_what_no_graph_serves_runs_by_layers_and_is_said_once(
     ]
 
 
+def test_a_configuration_that_asks_for_more_later_is_heeded(models: tuple[Any, Any], calls: list[str]) -> None:
+    _, fast = models
+    with torch.no_grad():
+        before = fast(input_ids=IDS)
+        try:
+            fast.config.output_hidden_states = True
+            cache = behind(fast, torch.no_grad)
+            answers = [fast(input_ids=IDS), fast(input_ids=IDS, output_hidden_states=True)]
+            answers.append(fast(input_ids=IDS[:, :1], past_key_values=cache, use_cache=True))
+        finally:
+            fast.config.output_hidden_states = False
+        assert [len(answer.hidden_states) for answer in answers] == [3, 3, 3] and before.hidden_states is None
+        assert not calls and fast(input_ids=IDS[:, :1], past_key_values=cache).hidden_states is None
+    assert calls == ["_stepped"]
+
+
 def test_a_token_out_of_range_is_refused_as_by_the_model(models: tuple[Any, Any]) -> None:
     from transformers import DynamicCache
 

@@ -1,6 +1,6 @@
 """capture: a model's forward as a graph of torch operators, and which calls that graph holds for."""
 
-from twofour.capture.call import alike, arguments, bind
+from twofour.capture.call import alike, arguments, bind, is_hugging_face, said_by_config
 from twofour.capture.forward import (
     KEPT,
     TRACING,
@@ -26,6 +26,8 @@ __all__ = [
     "bind",
     "capture",
     "changes_in_place",
+    "is_hugging_face",
     "outside_tracing",
+    "said_by_config",
     "without_torchs_log",
 ]

@@ -12,6 +12,9 @@ FROM_CONFIG = ("output_attentions", "output_hidden_states", "return_dict", "use_
 """Arguments that Hugging Face's models take from their configuration where a call leaves them out or gives None
 (transformers/utils/generic.py, `can_return_tuple`; transformers/modeling_outputs.py)."""
 
+_KEPT = (*FROM_CONFIG, "_output_attentions")
+"""Where a configuration keeps them: transformers 5 has a property over one."""
+
 _PLAIN = (bool, int, float, str)
 
 
@@ -78,6 +81,16 @@ def _from_config(model: nn.Module, name: str, value: Any) -> bool:
     if name not in FROM_CONFIG or not is_hugging_face(model):
         return False
     return value is None or value is getattr(getattr(model, "config", None), name, None)
+
+
+def said_by_config(model: nn.Module) -> dict[str, Any]:
+    """Return what the configuration of a Hugging Face model says in the place of arguments: as it keeps it, unread.
+
+    Reading attributes of a configuration takes longer than a small model's call may.
+    """
+    config = vars(model).get("config")
+    said = {} if config is None else vars(config)
+    return {name: said[name] for name in _KEPT if name in said}
 
 
 def is_hugging_face(model: nn.Module) -> bool:

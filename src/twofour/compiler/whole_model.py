@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 
-from twofour.capture import Graph, Guard, bind
+from twofour.capture import Graph, Guard, bind, is_hugging_face, said_by_config
 from twofour.compiler.agreement import AGREEMENT, Agreement
 from twofour.compiler.held import CHANGED, HOOKS, TRAINING, Held
 from twofour.compiler.ragged import RaggedProgram
@@ -105,6 +105,7 @@ class WholeModel:
         self._hooks = all_hooks(model)
         self._held: Held | None = Held(model, self._hooks)
         self._changed = ""
+        self._configured = said_by_config(model) if is_hugging_face(model) else {}
         self.__signature__ = own_signature(model)
 
     @property
@@ -176,6 +177,9 @@ class WholeModel:
         if self._held is None:  # a copy looks at its own modules
             self._hooks = all_hooks(self.model)
             self._held = Held(self.model, self._hooks)
+        if self._configured and (said := said_by_config(self.model)) != self._configured:
+            name = next(name for name in {**self._configured, **said} if said.get(name) != self._configured.get(name))
+            return f"with another `config.{name.lstrip('_')}` than was compiled"
         seen = self._held.look()
         if not seen and not self._changed:
             return ""
