@@ -107,7 +107,7 @@ class CrossStep:
         for tensor in buffers.leaves:
             tensor[:, :, buffers.length :] = UNSEEN
         pairs = list(zip(buffers.leaves[::2], buffers.leaves[1::2], strict=True))
-        length = torch.tensor(buffers.length, device="cpu")
+        length = torch.tensor(buffers.length, dtype=torch.int64, device="cpu")
         hides = {"attention_mask": seen} if self.masked else {}
         given = {"decoder_input_ids": ids.contiguous(), "length": length, "decoder_attention_mask": buffers.mask}
         return {**given, **hides, "hidden": hidden, "past": pairs, "cross": cross}

@@ -81,7 +81,15 @@ class CrossDecoding(Decoding):
         buffers.see(mask)
         cross = [tensor for layer in cache.cross_attention_cache.layers for tensor in (layer.keys, layer.values)]
         hides = [_whole_numbers(seen, hidden)] if self.masked else []
-        leaves = [plain(ids), torch.tensor(length, device="cpu"), buffers.mask, *hides, hidden, *buffers.leaves, *cross]
+        leaves = [
+            plain(ids),
+            torch.tensor(length, dtype=torch.int64, device="cpu"),
+            buffers.mask,
+            *hides,
+            hidden,
+            *buffers.leaves,
+            *cross,
+        ]
         kinds = self.number, ids.dtype, hidden.dtype, hidden.shape, *(tensor.shape for tensor in cross)
         if buffers.checked != kinds and self.step.guard.leaves(self.step.guard.inputs.value(leaves)) is None:
             return self._say("with caches whose sizes the graph does not hold for")
