@@ -79,6 +79,7 @@ def test_other_cells_of_a_file_are_kept_when_a_run_goes_on(cases, tmp_path: Path
         assert [record.meta["batch"] for record in measure.load(path)] == expected
 
 
+@pytest.mark.long
 def test_bits_writes_records_and_a_table(tmp_path: Path):
     out = tmp_path / "r.json"
     words = ("bits", "--sizes", "3x65x72,1x512x512:cold", "--widths", "w1a1,w1.58a8/2:4", "--seconds", "0.02")
@@ -163,6 +164,7 @@ def test_mask_writes_records(tiny: Path, tmp_path: Path):
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_threads_times_each_source(tmp_path: Path):
     out = tmp_path / "t.json"
     done = suite("threads", "--threads", "1", "--seconds", "0.01", "--json", str(out))

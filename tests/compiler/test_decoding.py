@@ -102,6 +102,7 @@ def test_the_plan_says_what_the_graphs_keep_besides_the_model(models: tuple[Any,
     assert decoding.bytes_beside(fast, held) == 0
 
 
+@pytest.mark.long
 def test_a_layer_that_went_back_to_dense_leaves_decoding_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     masked = twofour.prune(gpt2(), "2:4")
 
@@ -268,7 +269,7 @@ def test_a_change_of_the_model_leaves_the_graphs(models: tuple[Any, Any], calls:
 
 
 KINDS = [
-    (llama, "bfloat16"),
+    pytest.param(llama, "bfloat16", marks=pytest.mark.long),
     pytest.param(gpt2, "bfloat16", marks=pytest.mark.long),
     pytest.param(llama, "int4", marks=pytest.mark.long),
 ]
@@ -431,6 +432,7 @@ def test_arguments_of_a_step_are_heeded_or_left_to_the_layers(
     assert [call for call in calls if not call.startswith("_begun")] == by
 
 
+@pytest.mark.long
 def test_types_of_tokens_are_no_padding(calls: list[str]) -> None:
     """A tensor of one zero is an argument, not an answer of no."""
     model = gpt2()
@@ -454,6 +456,7 @@ def test_a_cache_of_layers_that_differ_is_left_to_the_layers(models: tuple[Any, 
     assert calls[-1] == "_stepped by layers"
 
 
+@pytest.mark.long
 def test_an_example_as_long_as_the_positions_keeps_the_graphs(calls: list[str]) -> None:
     ids = torch.randint(1, 90, (1, 256), generator=torch.Generator().manual_seed(0))
     model = gpt2()

@@ -169,6 +169,7 @@ def test_convolutions_of_a_graph_hand_codes_on_and_answer_as_the_model_does(widt
     assert fast(x)[1].isnan().all() and fast(x)[[0, 2]].isfinite().all()
 
 
+@pytest.mark.long
 def test_a_chain_makes_its_sums_in_whole_numbers_where_these_are_asked_for(graph_wins, monkeypatch) -> None:
     model, x = chained()
     fast: Any = twofour.compile(model, x, graph=True)
@@ -237,6 +238,7 @@ def test_what_thresholds_cannot_stand_for_stays_between_the_convolutions(monkeyp
         torch.testing.assert_close(fast(x), whole(model, x), rtol=0, atol=0)
 
 
+@pytest.mark.long
 def test_a_rule_that_fails_leaves_each_convolution_alone_in_the_graph(monkeypatch) -> None:
     def fail(*_: Any) -> None:
         raise ValueError("on purpose")
