@@ -315,7 +315,7 @@ def draw() -> None:
 
     Those of records that are gone go as well.
     """
-    for path in [path for name in _named() for path in FIGURES.glob(name)]:
+    for path in {path for name in _named() for path in FIGURES.glob(name)}:
         path.unlink()
     sys.path.insert(0, str(ROOT / "benchmarks"))
     import figures

@@ -286,7 +286,7 @@ def test_conv_writes_records(tmp_path: Path):
     close = [sorted(name for name in r.timings if "winograd" in name) for r in found]
     assert close[0] and not close[1] and not close[2] and not set(close[0]) & set(found[0].baseline)
     refused = suite("conv", "--dtype", "int8")
-    assert refused.returncode == 2 and "convolutions are float32 so far" in refused.stderr
+    assert refused.returncode == 2 and "this benchmark times convolutions in float32" in refused.stderr
 
 
 @pytest.mark.long

@@ -37,7 +37,7 @@ def cells(
         KernelError: There are no sparse convolutions in this dtype.
     """
     if dtype != "float32":
-        raise KernelError("convolutions are float32 so far", got=dtype, wanted="float32")
+        raise KernelError("this benchmark times convolutions in float32", got=dtype, wanted="float32")
     return [
         {
             "case": "conv",
@@ -100,11 +100,11 @@ def _candidates(
 
 
 def _rows(geometry: Geometry) -> list[ConvKernel]:
-    """Return the rows of dense and of 2:4 weights that take this geometry, without references.
+    """Return the rows of float32, of dense and of 2:4 weights, that take this geometry.
 
     Scalar ones are among them only where no other is sparse.
     """
-    found = [k for k in convolutions() if k.refuses(geometry) is None and "reference" not in k.name]
+    found = [k for k in convolutions() if k.dtype == "float32" and k.refuses(geometry) is None]
     found = [kernel for kernel in found if not kernel.sparse or kernel.takes(TWO_FOUR)]
     faster = [kernel for kernel in found if kernel.isa != "scalar"]
     return faster if any(kernel.sparse for kernel in faster) else found
