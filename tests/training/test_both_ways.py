@@ -223,6 +223,17 @@ def test_resumed_is_as_if_never_stopped(options: dict[str, object]) -> None:
         assert torch.equal(value, resumed.state_dict()[name]), name
 
 
+@pytest.mark.parametrize("options", [{"gradient": "2:4"}, {"schedule": "every=2"}])
+def test_a_state_of_other_arguments_is_refused(options: dict[str, str]) -> None:
+    state, handle = attach(network(), **options).state_dict(), attach(network())
+    before = str(handle.plan)
+    with pytest.raises(TrainingError, match=f"other arguments(?s:.*){next(iter(options.values()))}"):
+        handle.load_state_dict(state)
+    assert str(handle.plan) == before
+    del state["arguments"]  # as older states have none
+    handle.load_state_dict({**state, "masks": {}})
+
+
 def test_moving_masks_follow_the_dense_weight_and_pruned_values_decay() -> None:
     model = network()
     handle = attach(model, schedule="every=2", decay=0.5)

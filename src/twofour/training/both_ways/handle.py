@@ -213,7 +213,14 @@ class BothWays(ProductsHandle):
                 for name, products in self._products().items()
             },
             "functions": fused.state_of(self.model),
+            "arguments": self._arguments(),
         }
+
+    def _arguments(self) -> dict[str, str]:
+        """Return what changes gradients and masks; a state may go from one to the other form of the parameters."""
+        gradients = {estimate_of(products).wanted for products in self._products().values()}
+        every = "fixed" if self._every is None else f"every={self._every}"
+        return {"gradient": "2:4" if True in gradients else "dense", "schedule": every}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken; load the model's own state first.
@@ -221,7 +228,7 @@ class BothWays(ProductsHandle):
         The kernels become those of the interrupted run, where this machine has them all; else a log line says so.
 
         Raises:
-            TrainingError: The state is of other layers, or none of ours.
+            TrainingError: The state is of other layers or arguments, or none of ours.
         """
         self._require_attached()
         self._require_ours(state)
@@ -251,6 +258,14 @@ class BothWays(ProductsHandle):
                 got=cut(f"layers {', '.join(sorted(calls))}" if isinstance(calls, Mapping) else repr(state), 200),
                 wanted=cut(", ".join(sorted(names)), 200),
                 remedy="attach with the arguments of the interrupted run, then load what its state_dict() returned",
+            )
+        here = self._arguments()
+        if here != (there := state.get("arguments", here)):
+            raise TrainingError(
+                "the state was taken with other arguments",
+                got=cut(repr(there), 200),
+                wanted=repr(here),
+                remedy="attach with the arguments of the interrupted run",
             )
 
     def _follow(self, choices: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
