@@ -47,7 +47,7 @@ def parse(pattern: str | Pattern) -> Pattern:
         case _:
             raise PatternError(
                 "a pattern must be text or a Pattern",
-                got=f"{type(pattern).__name__}: {pattern!r}",
+                got=f"{type(pattern).__name__}: {pattern!r:.80}",
                 wanted=_FORMS,
                 remedy='"2:4", or a mapping from layer globs to patterns where a function takes one',
             )
