@@ -80,7 +80,7 @@ def _section(task: Task, head: dict[str, object], rows: list[Row]) -> str:
     unit = f" ({metric['unit']})" if metric["unit"] else ""
     lines = [
         f"## {task.title}\n",
-        f"`python experiments/run.py task {task.name} --record`\n",
+        f"`python experiments/run.py task {task.name}{' --device cuda' * any(row.gpu for row in rows)} --record`\n",
         f"{metric['name']}{unit}, {direction} is better, "
         f"{metric['held_out']:,} held-out {metric['of']}. {task.notes.format(epochs=task.epochs)}\n",
     ]
@@ -104,7 +104,8 @@ def _section(task: Task, head: dict[str, object], rows: list[Row]) -> str:
         lines += [*_verdict(found, metric), *_goal(trained, found, metric)]
     hours = sum(row.seconds for row in rows) / 3600
     commits = sorted({row.commit for row in rows})
-    lines.append(f"Measured in {hours:.1f} h, the last row on {machine['cpu']}; twofour at {', '.join(commits)}.\n")
+    last = next((f"{row.gpu}, beside {machine['cpu']}" for row in rows[-1:] if row.gpu), machine["cpu"])
+    lines.append(f"Measured in {hours:.1f} h, the last row on {last}; twofour at {', '.join(commits)}.\n")
     return "\n".join(lines)
 
 

@@ -35,6 +35,7 @@ class Row:
         commit: The version it was run with.
         pruning: Seconds of processor time of pruning alone; None where they were not kept.
         memory: Bytes that the process held at most while pruning, beyond what it held before; None where unknown.
+        gpu: The GPU that it was pruned and trained on; None where that was the processor.
     """
 
     key: str
@@ -47,6 +48,7 @@ class Row:
     commit: str
     pruning: float | None = None
     memory: int | None = None
+    gpu: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

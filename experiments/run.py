@@ -31,9 +31,11 @@ from records import SCRATCH, Brought, Nearness, Records, Row, Run, Shrunk, Train
 from tasks import BLOCKS, CONVNETS, GRADIENTS, LOW_BITS, SHRINK, TASKS, Task
 from tasks.base import Batches
 from twofour import training
+from twofour.calibration import to_device
 from twofour.checkpoints import write_tensors
 from twofour.errors import TwofourError
 from twofour.files import replacing
+from twofour.native import gpu
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 console = Console(stderr=True)
@@ -51,6 +53,7 @@ def task(
     stage: Annotated[str, typer.Option(help="one-shot, again or all.")] = "all",
     only: Annotated[str, typer.Option(help="Globs of row names, comma separated: '2:4 *'.")] = "*",
     threads: Annotated[int, typer.Option(help="0: torch's own choice.")] = 0,
+    device: Annotated[str, typer.Option(help="On which models are pruned, trained and answer: cuda, say.")] = "cpu",
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure rows again that the record has.")] = False,
     record: Annotated[bool, typer.Option("--record", help="Keep the rows in experiments/records, in git.")] = False,
 ) -> None:
@@ -61,7 +64,10 @@ def task(
         )
     if threads:
         torch.set_num_threads(threads)
+    if device.startswith("cuda") and (reason := gpu.unavailable()):
+        raise typer.BadParameter(f"{device!r}: this machine {reason}")
     subject = TASKS[name]()
+    subject.device = torch.device(device)
     records = Records(name, asdict(subject.metric), record)
     arms = [
         arm for arm in (*one_shot(subject), *again(subject)) if stage in ("all", "again" if arm.again else "one-shot")
@@ -264,8 +270,9 @@ def measured(subject: Task, arm: Arm, seed: int) -> Row:
         value = _trained(subject, model, seed, arm.name, teacher)
         seconds += time.perf_counter() - begin
     epochs = subject.epochs if arm.again else 0
-    kept = (cost.processor, cost.memory) if arm.criterion else (None, None)
-    return Row(arm.key, seed, dense, one_shot, value, seconds, epochs, version(), *kept)
+    here = arm.criterion and subject.device.type == "cpu"
+    kept = (cost.processor, cost.memory) if here else (None, None)
+    return Row(arm.key, seed, dense, one_shot, value, seconds, epochs, version(), *kept, gpu=_gpu(subject))
 
 
 def _whole(subject: Task, arm: Arm, seed: int) -> Row:
@@ -283,7 +290,7 @@ def _whole(subject: Task, arm: Arm, seed: int) -> Row:
         loader,
         loss=subject.loss,
         epochs=subject.epochs,
-        evaluate=subject.evaluate,
+        evaluate=lambda model: _answered(subject, model),
         seed=seed,
         held=held,
         teacher="dense" if arm.taught else None,
@@ -295,12 +302,13 @@ def _whole(subject: Task, arm: Arm, seed: int) -> Row:
     for note in result.notes:
         console.print(f"  {note}", highlight=False)
     one_shot: Any = result.sparse.before
-    return Row(arm.key, seed, dense, one_shot, _evaluated(subject, model), seconds, subject.epochs, version())
+    value = _evaluated(subject, model)
+    return Row(arm.key, seed, dense, one_shot, value, seconds, subject.epochs, version(), gpu=_gpu(subject))
 
 
 def dense_model(subject: Task, seed: int) -> nn.Module:
     """The converged dense model: published, or trained here once per seed and kept in runs/."""
-    model = subject.network(seed)
+    model = subject.network(seed).to(subject.device)
     if subject.pretrained:
         return model
     path = SCRATCH / f"{subject.name}-dense-{subject.epochs}-epochs-seed-{seed}.safetensors"
@@ -348,7 +356,24 @@ def _trained(subject: Task, model: nn.Module, seed: int, name: str, teacher: nn.
 def _evaluated(subject: Task, model: nn.Module) -> float:
     model.eval()
     with torch.inference_mode():
+        return _answered(subject, model)
+
+
+def _answered(subject: Task, model: nn.Module) -> float:
+    """Evaluate a model where it is: tasks hold their test data, and what models answer, in the processor's memory."""
+    if subject.device.type == "cpu":
         return subject.evaluate(model)
+    there = model.register_forward_pre_hook(lambda _, args: to_device(args, subject.device))
+    back = model.register_forward_hook(lambda _, args, answer: answer.cpu())
+    try:
+        return subject.evaluate(model)
+    finally:
+        there.remove()
+        back.remove()
+
+
+def _gpu(subject: Task) -> str | None:
+    return None if subject.device.type == "cpu" else torch.cuda.get_device_name(subject.device)
 
 
 def main() -> None:

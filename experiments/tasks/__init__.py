@@ -10,6 +10,7 @@ from tasks.cifar10 import Cifar10, LowBitsCifar10
 from tasks.convnets import SOURCES, ConvNet
 from tasks.digits import DigitsGru
 from tasks.fashion import Fashion
+from tasks.long import LongCifar10, LongSst2, LongStsb, LongWikiText
 from tasks.recurrent import Recurrent
 from tasks.resnet9 import GradientsCifar10, GradientsCifar10Short
 from tasks.speech import Speech
@@ -21,10 +22,10 @@ from tasks.wide import ShrinkFashion
 from tasks.wikitext import GradientsWikiText, WikiText
 from twofour.demo.convnets import NETS
 
-TASKS: dict[str, type[Task]] = {
-    task.name: task for task in (Cifar10, Fashion, Speech, Stsb, Sst2, Sst2Pretrained, WikiText, Stories)
-}
-LOW_BITS: dict[str, type[Task]] = TASKS | {task.name: task for task in (LowBitsCifar10, ShakespeareGpt)}
+_SHORT = (Cifar10, Fashion, Speech, Stsb, Sst2, Sst2Pretrained, WikiText, Stories)
+_LONG = (LongCifar10, LongStsb, LongSst2, LongWikiText)
+TASKS: dict[str, type[Task]] = {task.name: task for task in (*_SHORT, *_LONG)}
+LOW_BITS: dict[str, type[Task]] = {task.name: task for task in (*_SHORT, LowBitsCifar10, ShakespeareGpt)}
 """Nets that are trained in few bits."""
 CONVNETS: dict[str, Callable[[], ConvNet]] = {
     f"{source}-{net}": partial(ConvNet, source, net) for source in SOURCES for net in NETS

@@ -52,6 +52,7 @@ class Task(ABC):
         share: Of the training before the cut during which gates are pulled.
         restarts: Whether the training behind the cut is a cycle of learning rates of its own.
         taught: Whether the dense net teaches them in it.
+        device: On which models are trained and answer.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Task(ABC):
     share: float = 1.0
     restarts: bool = True
     taught: bool = False
+    device: torch.device = torch.device("cpu")
 
     @property
     @abstractmethod

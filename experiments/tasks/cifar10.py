@@ -41,9 +41,10 @@ class Cifar10(Task):
 
     @cached_property
     def train(self) -> tuple[Tensor, Tensor]:
-        """Normalised images (50,000, 3, 32, 32) and labels."""
+        """Normalised images (50,000, 3, 32, 32) and labels, on the device."""
         parts = [_read(data_folder() / "cifar10" / f"{part}.npz") for part in ("train_a", "train_b")]
-        return torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
+        images, labels = torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
+        return images.to(self.device), labels.to(self.device)
 
     @cached_property
     def test(self) -> tuple[Tensor, Tensor]:
@@ -61,13 +62,17 @@ class Cifar10(Task):
         return Batches(len(self.train[1]), 128, self._batch)
 
     def _batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        n, device = len(index), self.device
+        flip = torch.rand(n, 1, 1, 1) < 0.5
+        top, left = torch.randint(0, 2 * self.padding + 1, (2, n))
+        index, top, left = torch.stack([index, top, left]).to(device, non_blocking=True)
         images, labels = self.train[0][index], self.train[1][index]
-        images = torch.where(torch.rand(len(index), 1, 1, 1) < 0.5, images.flip(3), images)
+        images = torch.where(flip.to(device, non_blocking=True), images.flip(3), images)
         images = F.pad(images, (self.padding,) * 4)
-        top, left = torch.randint(0, 2 * self.padding + 1, (2, len(index)))
-        rows = (top[:, None] + torch.arange(32))[:, None, :, None]
-        columns = (left[:, None] + torch.arange(32))[:, None, None, :]
-        cropped = images[torch.arange(len(index))[:, None, None, None], torch.arange(3)[:, None, None], rows, columns]
+        steps = torch.arange(32, device=device)
+        rows, columns = (top[:, None] + steps)[:, None, :, None], (left[:, None] + steps)[:, None, None, :]
+        places, channels = torch.arange(n, device=device)[:, None, None, None], torch.arange(3, device=device)
+        cropped = images[places, channels[:, None, None], rows, columns]
         return cropped.contiguous(memory_format=torch.channels_last), labels
 
     def loss(self, output: Any, target: Any) -> Tensor:

@@ -68,7 +68,7 @@ class WikiText(Task):
     )
     pretrained = False
     epochs = 2
-    tokens = 200_000
+    tokens: int | None = 200_000
 
     @property
     def metric(self) -> Metric:
