@@ -316,7 +316,7 @@ def _traced_on(model: nn.Module, assignment: Assignment, example: Any, data: Any
     permutation.require_unsharded(assignment.weights)
     if example is None:
         inputs = calibration.take(model, data, 2)[0].inputs
-        return tuple(inputs) if isinstance(inputs, list) else inputs
+        return calibration.to_device(inputs, next(model.parameters()).device)
     return example
 
 

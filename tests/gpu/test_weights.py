@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch.sparse._semi_structured_conversions import sparse_semi_structured_from_dense_cutlass
 
+import twofour
+from twofour import pruning
 from twofour.errors import PatternError
 from twofour.kernels.nm_matmul.cuda import CUTLASS
 from twofour.native import gpu
@@ -69,3 +71,11 @@ def test_pruned_gradients_rank_as_the_reference_does() -> None:
     scores = weight(512, 512, torch.float16).cuda().unflatten(-1, (-1, 4))
     scores[0, 0, 1] = float("nan")
     assert torch.equal(largest(scores, 2), largest_reference(scores, 2))
+
+
+def test_channels_are_permuted_by_samples_that_are_elsewhere() -> None:
+    """Data come from a loader, in the processor's memory; the model is on the GPU."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 64)).cuda()
+    twofour.prune(model, "2:4", data=[torch.randn(32, 64) for _ in range(4)], permute=True)
+    assert pruning.permutation_report(model) is not None and twofour.check(model).ok
