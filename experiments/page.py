@@ -45,7 +45,7 @@ How to read it:
 * **random** keeps random values: what any criterion must beat. Where it ties, the text says so.
 * "default" is what `twofour.finetune` does with the dense model and the optimiser, schedule and epochs of its training,
   "bare" without optimiser and schedule: pruned by batches of the loader, a twentieth of the training data held back to
-  choose the state that stands; "taught" by the dense model.
+  choose the state that stands, which can be that before the first step; "taught" by the dense model.
 * **Goal**: trained again, no more than 0.2 below the control. Most repetitions here are a small part of what the model
   was trained with, which the paper's workflow repeats whole: each table says how much it had.
 * A row names the commit it was measured at. Branches are rebased before they land, so not every one is in the history.
