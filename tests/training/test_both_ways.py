@@ -223,15 +223,26 @@ def test_resumed_is_as_if_never_stopped(options: dict[str, object]) -> None:
         assert torch.equal(value, resumed.state_dict()[name]), name
 
 
-@pytest.mark.parametrize("options", [{"gradient": "2:4"}, {"schedule": "every=2"}])
-def test_a_state_of_other_arguments_is_refused(options: dict[str, str]) -> None:
+@pytest.mark.parametrize("options", [{"gradient": "2:4"}, {"schedule": "every=2"}, {"begin": 3}])
+def test_a_state_of_other_arguments_is_refused(options: dict[str, object]) -> None:
     state, handle = attach(network(), **options).state_dict(), attach(network())
     before = str(handle.plan)
-    with pytest.raises(TrainingError, match=f"other arguments(?s:.*){next(iter(options.values()))}"):
+    with pytest.raises(
+        TrainingError, match=f"other arguments(?s:.*){next(iter(options))}.*{next(iter(options.values()))}"
+    ):
         handle.load_state_dict(state)
     assert str(handle.plan) == before
     del state["arguments"]  # as older states have none
     handle.load_state_dict({**state, "masks": {}})
+
+
+@pytest.mark.parametrize(("form", "name"), [({"gradient": "2:4"}, "seed"), ({"schedule": "every=2"}, "decay")])
+def test_what_a_form_of_training_goes_by_is_part_of_its_state(form: dict[str, str], name: str) -> None:
+    state, other = attach(network(), **form, **{name: 7}).state_dict(), attach(network(), **form)
+    with pytest.raises(TrainingError, match=f"other arguments\n  got +.'{name}': 7"):
+        other.load_state_dict(state)
+    exact = attach(network(), **{name: 7}).state_dict()  # goes by neither
+    attach(network()).load_state_dict(exact)
 
 
 def test_moving_masks_follow_the_dense_weight_and_pruned_values_decay() -> None:

@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 import twofour
 from twofour.errors import LayerError, TrainingError
-from twofour.training import sdgp
+from twofour.layers import CARRIED
+from twofour.training import both_ways, sdgp
 
 
 def network() -> nn.Sequential:
@@ -193,8 +194,48 @@ def test_a_resumed_run_goes_on_with_the_same_draws() -> None:
     handle, resumed = (sdgp.attach(m, "2:4", mode="random") for m in (model, other))
     grads(model, batch())
     resumed.load_state_dict(handle.state_dict())
-    assert handle.state_dict() == {"2": 1, "6": 1, "8": 1}
+    assert handle.state_dict()["draws"] == {"2": 1, "6": 1, "8": 1}
     assert torch.equal(grads(model, batch())[0], grads(other, batch())[0])
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"pattern": "1:4"}, r"\{'pattern': '2:4'\}\n  wanted +\{'pattern': '1:4'\}"),
+        ({"mode": "magnitude"}, "'mode': 'unbiased'"),
+        ({"seed": 4}, r"\{'seed': 3\}\n  wanted +\{'seed': 4\}"),
+    ],
+)
+def test_a_state_of_other_arguments_is_refused(other: dict[str, object], said: str) -> None:
+    options = {"mode": "unbiased", "seed": 3}
+    handle = sdgp.attach(first := network(), **options)
+    grads(first, batch())
+    state, resumed = handle.state_dict(), sdgp.attach(network(), **{**options, **other})
+    with pytest.raises(TrainingError, match=f"other arguments(?s:.*){said}"):
+        resumed.load_state_dict(state)
+    assert not any(resumed.state_dict()["draws"].values()), "nothing of it was taken"
+    resumed.load_state_dict(state["draws"])  # as older states were
+    with pytest.raises(TrainingError, match=r"other layers\n  got +draws"):
+        resumed.load_state_dict({**state, "draws": dict.fromkeys(state["draws"], "1")})
+
+
+def test_eps_and_seed_count_where_they_are_used() -> None:
+    state = sdgp.attach(network(), mode="rescaled", seed=1).state_dict()
+    sdgp.attach(network(), mode="rescaled", seed=2).load_state_dict(state)
+    with pytest.raises(TrainingError, match="'eps'"):
+        sdgp.attach(network(), mode="rescaled", eps=0.5).load_state_dict(state)
+
+
+def test_weights_that_are_sparse_both_ways_are_named_or_skipped() -> None:
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 12))
+    ways = both_ways.attach(model, torch.randn(8, 16), kernels="sparse")
+    with pytest.raises(TrainingError, match=r"`0`: 2:4 both ways is attached already(?s:.*)`skip`"):
+        sdgp.attach(model, "2:4")
+    assert not model[2].__dict__.get(CARRIED), "the layer that is left is as it was"
+    handle = sdgp.attach(model, "2:4", skip="0")
+    assert handle.layers == ("2",) and handle.skipped == {"0": "named in `skip`"}
+    handle.remove()
+    ways.remove()
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

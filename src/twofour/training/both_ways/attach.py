@@ -130,6 +130,11 @@ def attach(
         sources = {"forward": masked, "data": masked, "weight": estimate}
         put_products(weight.module, LinearProducts(TITLE, sources, plan), over=pointwise(weight.module))
     held = {"state": state, "activations": _fuse(model, kernels, seconds), "masked": bool(masks.of(model))}
+    # What changes gradients and masks; a state may go from one form of the parameters to the other.
+    arguments: dict[str, Any] = {"gradient": gradient, "schedule": schedule, "begin": begin}
+    arguments |= {} if every is None else {"decay": decay}
+    arguments |= {} if gradient == "dense" else {"seed": seed}
+    held["arguments"] = arguments
     return BothWays(model, weights, skipped, every=every, begin=start, decay=decay, first=first, **held)
 
 

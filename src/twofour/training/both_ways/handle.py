@@ -30,7 +30,7 @@ from twofour.training.both_ways.memory import Memory, memory
 from twofour.training.both_ways.watched import STATES, install
 from twofour.training.schemes.sr_ste import pruned_values
 from twofour.training.sparse_linear import Choice, LayerPlan, LinearProducts
-from twofour.training.sparse_linear.handle import ProductsHandle
+from twofour.training.sparse_linear.handle import ProductsHandle, require_same
 from twofour.training.sparse_linear.implementations import ONEDNN, REORDERED, TORCH
 
 _log = logging.getLogger("twofour.training")
@@ -114,12 +114,13 @@ class BothWays(ProductsHandle):
         masked: bool,
         state: str,
         activations: Mapping[str, nn.Module],
+        arguments: Mapping[str, Any],
     ) -> None:
         super().__init__(model, TITLE, {weight.name: weight.module for weight in weights}, skipped, activations)
         self.steps = 0
         self.flips: float | None = None
         self._weights, self._every, self._first, self._decay = list(weights), every, begin, decay
-        self._masked, self.state = masked, state
+        self._masked, self.state, self._arguments = masked, state, arguments
         self._follow_optimizers()
         self._begin(TITLE, [weight.module for weight in self._weights])
         if first:
@@ -213,14 +214,8 @@ class BothWays(ProductsHandle):
                 for name, products in self._products().items()
             },
             "functions": fused.state_of(self.model),
-            "arguments": self._arguments(),
+            "arguments": dict(self._arguments),
         }
-
-    def _arguments(self) -> dict[str, str]:
-        """Return what changes gradients and masks; a state may go from one to the other form of the parameters."""
-        gradients = {estimate_of(products).wanted for products in self._products().values()}
-        every = "fixed" if self._every is None else f"every={self._every}"
-        return {"gradient": "2:4" if True in gradients else "dense", "schedule": every}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken; load the model's own state first.
@@ -259,14 +254,7 @@ class BothWays(ProductsHandle):
                 wanted=cut(", ".join(sorted(names)), 200),
                 remedy="attach with the arguments of the interrupted run, then load what its state_dict() returned",
             )
-        here = self._arguments()
-        if here != (there := state.get("arguments", here)):
-            raise TrainingError(
-                "the state was taken with other arguments",
-                got=cut(repr(there), 200),
-                wanted=repr(here),
-                remedy="attach with the arguments of the interrupted run",
-            )
+        require_same(self._arguments, state.get("arguments", {}))
 
     def _follow(self, choices: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
         """Take over the kernels of an interrupted run."""

@@ -7,10 +7,9 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from twofour.errors import TrainingError
+from twofour.errors import TrainingError, cut
 from twofour.layers import (
     CARRIED,
-    attached,
     kind_of,
     matches,
     obstacle,
@@ -27,7 +26,7 @@ from twofour.training.sdgp.pruned_gradient import PrunedGradient
 from twofour.training.sdgp.rule import EPS, Rule
 from twofour.training.sparse_linear import Choice, LayerPlan, LinearProducts, Workspace
 from twofour.training.sparse_linear.chooser import POLICIES, Chooser
-from twofour.training.sparse_linear.handle import ProductsHandle
+from twofour.training.sparse_linear.handle import ProductsHandle, require_same
 from twofour.training.sparse_linear.module import put_products
 
 TITLE = "pruned gradients (SDGP)"
@@ -58,27 +57,37 @@ class Handle(ProductsHandle):
         super().__init__(model, TITLE, modules, skipped, activations)
         self.rule = rule
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """Return how often each layer has drawn: with the seed it says where the random modes stand."""
         self._require_attached()
-        return {name: source_of(products).draws for name, products in self._products().items()}
+        draws = {name: source_of(products).draws for name, products in self._products().items()}
+        return {"draws": draws, "arguments": self._arguments()}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def _arguments(self) -> dict[str, Any]:
+        """Return what changes the gradients: the rule, and the seed where it draws."""
+        rule, seed = self.rule, source_of(next(iter(self._products().values()))).seed
+        found = {"pattern": rule.pattern, "mode": rule.mode}
+        return {**found, **({"eps": rule.eps} if rule.mode == "rescaled" else {"seed": seed} if rule.draws else {})}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken.
 
         Raises:
-            TrainingError: It is of a model with other layers.
+            TrainingError: It is of other layers or arguments, or none of ours.
         """
         self._require_attached()
-        if differing := sorted(state.keys() ^ set(self.layers)):
+        draws = state.get("draws", state) if isinstance(state, Mapping) else {}  # older states are the draws alone
+        wrong = sorted(map(str, draws.keys() ^ set(self.layers))) if isinstance(draws, Mapping) else ["all of them"]
+        if wrong or any(type(count) is not int or count < 0 for count in draws.values()):
             raise TrainingError(
                 "the state is of other layers",
-                got=f"a difference in {', '.join(differing[:8])}",
-                wanted="these layers",
+                got=f"a difference in {', '.join(wrong[:8])}" if wrong else f"draws {cut(repr(draws), 80)}",
+                wanted="what state_dict() of these layers returned",
                 remedy="attach to the same model with the same `skip` as when the state was taken",
             )
+        require_same(self._arguments(), state.get("arguments", {}))
         for name, products in self._products().items():
-            source_of(products).draws = int(state[name])
+            source_of(products).draws = draws[name]
 
     def remove(self) -> nn.Module:
         """Give every layer its exact gradient back; returns the model. Nothing is left behind.
@@ -174,14 +183,9 @@ def _chosen(model: nn.Module, rule: Rule, globs: Sequence[str]) -> tuple[dict[st
     modules: dict[str, nn.Module] = {}
     skipped: dict[str, str] = {}
     for name, module in model.named_modules():
-        if attached(module) == TITLE and kind_of(module) is not None:
-            raise TrainingError(
-                "SDGP is attached already",
-                got=f"pruned gradients {source_of(module.__dict__[CARRIED]).rule.pattern}",
-                wanted="a model without",
-                remedy="handle.remove() first",
-                layer=name,
-            )
+        carried = module.__dict__.get(CARRIED)
+        if isinstance(carried, LinearProducts) and (carried.title == TITLE or not any(matches(g, name) for g in globs)):
+            raise _taken(name, carried)
         if kind_of(module) is not None:
             why = why_exact(name, module, rule, globs)
             if why is None:
@@ -196,6 +200,21 @@ def _chosen(model: nn.Module, rule: Rule, globs: Sequence[str]) -> tuple[dict[st
             remedy="attach to a model with such layers, or take them out of `skip`",
         )
     return modules, skipped
+
+
+def _taken(name: str, carried: LinearProducts) -> TrainingError:
+    if carried.title == TITLE:
+        what, got, remedy = "SDGP is", f"pruned gradients {source_of(carried).rule.pattern}", ""
+    else:
+        what, got = f"{carried.title} is", "a weight that makes dX = dZ W sparse, which has one sparse operand"
+        remedy = ", or name the layer in `skip`"
+    return TrainingError(
+        f"{what} attached already",
+        got=got,
+        wanted="a model without",
+        remedy=f"handle.remove() first{remedy}",
+        layer=name,
+    )
 
 
 def _require_options(model: nn.Module, product: str, seconds: float, seed: int) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 
-from twofour.errors import TrainingError
+from twofour.errors import TrainingError, cut
 from twofour.layers import CARRIED, Attachment, attached, take_off
 from twofour.training import fused
 from twofour.training.fused.modules import is_fused
@@ -84,3 +85,14 @@ def require_on_top(modules: Mapping[str, nn.Module]) -> None:
                 remedy="remove the parametrisation or finish the scheme, then call remove() again",
                 layer=name,
             )
+
+
+def require_same(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+    """Refuse a state that was taken with other arguments; those that it does not name, as older ones, may be any."""
+    if other := {name: value for name, value in there.items() if here.get(name) != value}:
+        raise TrainingError(
+            "the state was taken with other arguments",
+            got=cut(repr(other), 200),
+            wanted=cut(repr({name: here.get(name) for name in other}), 200),
+            remedy="attach with the arguments of the interrupted run",
+        )
