@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
 from twofour.errors import HardwareError
-from twofour.hardware import DTYPES, MACHINES, Machine, ampere_like, machine, sme_core
+from twofour.hardware import DTYPES, MACHINES, Machine, ampere_like, estimate, machine, sme_core
 from twofour.hardware.machine import stored_bytes
 
 # Dense and sparse TFLOP/s (TOP/s) as the data sheets print them; None where there is no unit.
@@ -104,3 +106,9 @@ def test_bytes_of_a_sparse_weight():
     expected = {"tf32": 9 / 16, "float16": 9 / 16, "bfloat16": 9 / 16, "float8": 5 / 8, "int8": 5 / 8, "int4": 5 / 8}
     for dtype, share in expected.items():
         assert stored_bytes(dtype, sparse=True) / stored_bytes(dtype, sparse=False) == share
+
+
+def test_a_machine_that_is_not_named_is_asked_for() -> None:
+    for options in ({}, {"training": True}):
+        with pytest.raises(HardwareError, match=r"no machine is named\n  wanted +one of a100-pcie, (.|\n)*ampere_like"):
+            estimate(nn.Linear(32, 32), torch.randn(8, 32), **options)

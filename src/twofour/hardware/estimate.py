@@ -223,7 +223,7 @@ def estimate(
     model: nn.Module,
     example: Any = None,
     *,
-    machine: str | Machine,
+    machine: str | Machine | None = None,
     dtype: str = "bfloat16",
     tokens: int | None = None,
     skip: str | Sequence[str] = (),
@@ -242,7 +242,7 @@ def estimate(
     Args:
         model: Any module.
         example: A tensor, a tuple of positional arguments or a dict of keyword arguments; its batch is priced.
-        machine: A name in `twofour.hardware.MACHINES`, or a machine.
+        machine: A name in `twofour.hardware.MACHINES`, or a machine; needed.
         dtype: Computing type of every product, one that the machine has a dense and a sparse unit for.
         tokens: Instead of an example: every linear weight is multiplied once by so many rows, as `advise` does.
         skip: Layer globs that stay dense.
@@ -253,9 +253,9 @@ def estimate(
         optimizer: Of a training step alone: "adamw", also where None, or "sgd" with momentum.
 
     Raises:
-        HardwareError: The machine is unknown or has no unit for the dtype or pattern, the model cannot be followed
-            without values, it has no product, neither or both of example and tokens are given, or an optimiser without
-            a training step; of a training step also what `estimate_step` names.
+        HardwareError: No machine is named, it is unknown or lacks a unit for the dtype or pattern, the model cannot be
+            followed without values, it has no product, neither or both of example and tokens are given, or an optimiser
+            without a training step; of a training step also what `estimate_step` names.
         LayerError: The model is none, or a glob of `skip` matches no layer.
     """
     require_module(model)

@@ -89,19 +89,19 @@ MACHINES: Mapping[str, Machine] = {
 """By name on the command line."""
 
 
-def machine(name: str | Machine) -> Machine:
+def machine(name: str | Machine | None) -> Machine:
     """Return the machine of a name; a machine is returned as it is.
 
     Raises:
-        HardwareError: No machine has that name.
+        HardwareError: No machine has that name, or none is named.
     """
     if isinstance(name, Machine):
         return name
     if not isinstance(name, str) or name not in MACHINES:
         near = difflib.get_close_matches(str(name), MACHINES, 1)
         raise HardwareError(
-            f"the machine {name!r} is unknown",
-            got=repr(name),
+            "no machine is named" if name is None else f"the machine {name!r} is unknown",
+            got=None if name is None else repr(name),
             wanted=f"one of {', '.join(MACHINES)}, or a twofour.hardware.Machine",
             remedy=f'machine="{near[0]}"' if near else "describe it: twofour.hardware.ampere_like(...)",
         )
