@@ -4,6 +4,7 @@ import contextlib
 import copy
 import gc
 import pickle
+import re
 import warnings
 
 import pytest
@@ -16,6 +17,7 @@ from twofour import masks, prune
 from twofour.errors import FormatError, TrainingError
 from twofour.patterns import Transposable
 from twofour.training import both_ways, finetune, sdgp
+from twofour.training.sparse_linear import implementations
 
 PATTERN = Transposable()
 OPTIMIZERS = {
@@ -135,7 +137,37 @@ def test_weights_and_state_take_half_the_memory(name: str, most: float) -> None:
     assert memory.dense_state == whole.dense_state == whole.state > 0
     assert memory.ratio <= most < 1 < whole.ratio
     assert memory.layouts == whole.layouts > 0
-    assert f"{memory.ratio:.2f} of dense" in str(memory)
+    assert memory.whole_ratio > memory.ratio
+    held, dense = memory.weights + memory.state, memory.dense_weights + memory.dense_state
+    assert memory.whole_ratio == (held + memory.layouts) / dense
+    rows = {line[:16].strip(): line.split()[-1] for line in str(memory).splitlines()}
+    assert (rows["together"], rows["with layouts"]) == (f"{memory.ratio:.2f}", f"{memory.whole_ratio:.2f}")
+
+
+def test_memory_before_the_first_step_says_what_is_not_there_yet() -> None:
+    model = network()
+    handle = attach(model)
+    assert re.search(r"no optimiser has stepped yet.*\nno forward pass yet", str(handle.memory))
+    losses(model, optimizer := OPTIMIZERS["adamw"](model.parameters()), 0, 1)
+    assert optimizer.state and "yet" not in str(handle.memory)
+
+
+def test_the_plan_names_the_time_at_kept_places() -> None:
+    handle = attach(network(), kernels="measured", seconds=0.01)
+    for layer in handle.plan.layers:
+        weight = layer.choices["weight"]
+        assert weight.kept_ms and weight.dense_ms and not weight.sparse and weight.sparse_ms is None
+        assert weight.dense in implementations.names(torch.empty(0))
+        assert weight.ms == min(weight.kept_ms, weight.dense_ms)
+        assert f"(dense {weight.dense_ms:.2f}, kept places {weight.kept_ms:.2f}, exact, " in str(weight)
+        assert layer.chosen_ms <= layer.dense_ms
+
+
+def test_a_net_of_convolutions_is_sent_to_the_dense_state() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3))
+    with pytest.raises(TrainingError, match=r'`?state="packed" is for nn.Linear(.|\n)*try +state="dense"'):
+        both_ways.attach(net, torch.randn(1, 3, 8, 8), state="packed")
+    both_ways.attach(net, torch.randn(1, 3, 8, 8), state="dense", kernels="sparse").remove()
 
 
 def test_what_is_saved_is_dense_and_goes_on_either_way() -> None:

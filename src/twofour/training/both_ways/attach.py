@@ -232,7 +232,9 @@ def _weights(
             got="; ".join(f"{name}: {reason}" for name, reason in list(skipped.items())[:4])
             or "a model without weights",
             wanted="at least one nn.Linear or nn.Conv2d, float32 or 16 bits, both sides multiples of 4",
-            remedy=remedy_for(skipped.values()),
+            remedy='state="dense", the default: convolutions take part in it too'
+            if any('state="packed"' in reason for reason in skipped.values())
+            else remedy_for(skipped.values()),
         )
     return found, skipped
 
@@ -254,7 +256,11 @@ def _require_model(model: nn.Module, every: int | None, kernels: str) -> None:
             "the model is masked already",
             got=f"{len(found)} masks, {len(wrong)} of another pattern" + (f", the first `{wrong[0]}`" if wrong else ""),
             wanted='a dense model, or (schedule="fixed") one from twofour.prune(model, "2:4-transposable")',
-            remedy="let go with twofour.masks.detach(model); attach chooses masks along both axes itself",
+            remedy="prune it again: twofour.masks.detach(model), then "
+            'twofour.prune(model, "2:4-transposable", data=...), '
+            "best from the dense weights; attach itself has no data to choose by"
+            if wrong and every is None
+            else "let go with twofour.masks.detach(model); attach chooses masks along both axes itself",
         )
 
 

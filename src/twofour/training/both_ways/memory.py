@@ -18,8 +18,8 @@ class Memory:
 
     Attributes:
         weights: Parameters, and masks or the places of kept values.
-        state: What the optimisers that have stepped them remember.
-        layouts: The same values as the products read them: W and W^T.
+        state: What the optimisers that have stepped them remember; 0 before a first step.
+        layouts: The same values as the products read them: W and W^T; 0 before a first forward pass.
         dense_weights: The parameters of a dense training.
         dense_state: What the same optimisers would remember of those.
     """
@@ -32,12 +32,28 @@ class Memory:
 
     @property
     def ratio(self) -> float:
-        """Weights and state over those of a dense training."""
+        """Weights and state over those of a dense training: what a checkpoint's worth of values takes."""
         return (self.weights + self.state) / (self.dense_weights + self.dense_state)
 
+    @property
+    def whole_ratio(self) -> float:
+        """The same with the layouts: what the process holds."""
+        return (self.weights + self.state + self.layouts) / (self.dense_weights + self.dense_state)
+
     def __str__(self) -> str:
-        parts = f"weights {self.weights / 1e6:.1f} MB, optimiser state {self.state / 1e6:.1f} MB"
-        return f"{parts}: {self.ratio:.2f} of dense; layouts of W and W^T {self.layouts / 1e6:.1f} MB"
+        held = self.weights + self.state, self.weights + self.state + self.layouts
+        rows = ("weights", self.weights, self.dense_weights), ("optimiser state", self.state, self.dense_state)
+        sums = ("together", held[0], dense := self.dense_weights + self.dense_state), ("with layouts", held[1], dense)
+        layouts = "layouts", self.layouts, 0
+        found = (_row(*row) for row in (*rows, sums[0], layouts, sums[1]))
+        notes = [] if self.state else ["no optimiser has stepped yet: its state is not counted"]
+        notes += [] if self.layouts else ["no forward pass yet: the layouts of W and W^T are not there"]
+        return "\n".join((f"{'':<16}{'MB':>10}{'dense MB':>10}  of dense", *found, *notes))
+
+
+def _row(name: str, held: int, dense: int) -> str:
+    ratio = f"{held / dense:.2f}" if dense else "-"
+    return f"{name:<16}{held / 1e6:>10.1f}{dense / 1e6:>10.1f}{ratio:>10}"
 
 
 def memory(parameters: Sequence[nn.Parameter], places: int, layouts: int, optimizers: Iterable[Optimizer]) -> Memory:

@@ -11,6 +11,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from twofour.kernels import Kernel
+from twofour.kernels.nm_sddmm import row_for
 from twofour.measure.chooser import fault, race
 from twofour.training.sparse_linear import implementations
 from twofour.training.sparse_linear.implementations import TORCH
@@ -56,13 +57,25 @@ def measured(call: Call, source: Source, seconds: float, more: Mapping[str, floa
     times = {name: 1e3 * took + (more or {}).get(name, 0.0) for name, took in taken.items()}
     best = min(dense, key=times.__getitem__)
     if not sparse:
-        plain = [name for name in implementations.names(call.a) if name in dense]
-        return Choice(best, False, why or "exact", min(plain, key=times.__getitem__, default=best), times[best])
+        kept = row_for(call.a.dtype).name if call.a.dtype in implementations.DTYPES else ""
+        return _exact({name: times[name] for name in dense}, kept, why or "exact")
     found = min(sparse, key=times.__getitem__)
     gain = times[best] / times[found]
     if gain <= 1:
         return Choice(best, False, f"2:4 would take {1 / gain:.2f} times as long", best, times[best], times[found])
     return Choice(found, True, f"{gain:.2f} times as fast", best, times[best], times[found])
+
+
+def _exact(times: Mapping[str, float], kept: str, why: str) -> Choice:
+    """Choose among exact implementations: dense ones, and perhaps the one of the name `kept`, at kept places alone."""
+    plain = min((name for name in times if name != kept), key=times.__getitem__)
+    if kept not in times:
+        return Choice(plain, False, why, plain, times[plain])
+    gain = times[plain] / times[kept]
+    if gain <= 1:
+        said = f"{why}, at kept places it would take {1 / gain:.2f} times as long"
+        return Choice(plain, False, said, plain, times[plain], kept_ms=times[kept])
+    return Choice(kept, False, f"{why}, {gain:.2f} times as fast", plain, times[plain], kept_ms=times[kept])
 
 
 def _run_dense(name: str, call: Call, source: Source) -> Tensor:

@@ -20,6 +20,7 @@ class Choice:
         dense: The best dense implementation, taken where the kernel cannot be: before a mask is in force, say.
         dense_ms: Its time, milliseconds; None where nothing was measured.
         sparse_ms: Time of the best 2:4 kernel with packing included; None where there is none or nothing was measured.
+        kept_ms: Time of the product at kept places alone, which is exact; None where there is none.
     """
 
     kernel: str
@@ -28,11 +29,16 @@ class Choice:
     dense: str = "torch"
     dense_ms: float | None = None
     sparse_ms: float | None = None
+    kept_ms: float | None = None
+
+    @property
+    def ms(self) -> float | None:
+        """Time of what runs; None where nothing was measured."""
+        return self.sparse_ms if self.sparse else self.dense_ms if self.kernel == self.dense else self.kept_ms
 
     def __str__(self) -> str:
-        times = [
-            f"{name} {ms:.2f}" for name, ms in (("dense", self.dense_ms), ("2:4", self.sparse_ms)) if ms is not None
-        ]
+        known = ("dense", self.dense_ms), ("2:4", self.sparse_ms), ("kept places", self.kept_ms)
+        times = [f"{name} {ms:.2f}" for name, ms in known if ms is not None]
         return f"{self.kernel} ({', '.join([*times, self.reason])})"
 
 
@@ -64,7 +70,7 @@ class LayerPlan:
     @property
     def chosen_ms(self) -> float:
         """Time of what was chosen together, packing included."""
-        return sum((c.sparse_ms if c.sparse else c.dense_ms) or 0.0 for c in self.choices.values())
+        return sum(choice.ms or 0.0 for choice in self.choices.values())
 
 
 @dataclass(frozen=True)
