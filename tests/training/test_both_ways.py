@@ -436,6 +436,28 @@ def test_measured_plan_says_times_and_reasons_and_the_control_is_dense() -> None
     assert control.finish() is model and not masks.of(model)
 
 
+def test_a_plan_begins_with_a_summary_and_folds_layers_that_are_alike() -> None:
+    sparse = Choice("nm_matmul_2x4_f32__x", True, "2.00 times as fast", dense_ms=2.0, sparse_ms=1.0)
+    kept = Choice("nm_sddmm_2x4_f32__x", False, "exact", dense_ms=3.0, kept_ms=2.0)
+    dense = Choice("onednn", False, "exact", "onednn", dense_ms=4.0)
+    choices = {"forward": sparse, "data": dense, "weight": kept}
+    layers = [LayerPlan(f"{n}.up", (8, 16), 4, "float32", choices) for n in range(5)]
+    layers.append(LayerPlan("head", (8, 16), 4, "float32", choices, note="something"))
+    plan = both_ways.Plan(tuple(layers), {"a": "why", "b": "why", "c": "another"})
+    assert [choice.ms for choice in choices.values()] == [1.0, 4.0, 2.0]
+    assert str(plan).splitlines() == [
+        "6 layers: 6 of 18 products run 2:4, 6 at kept places",
+        "products of a step, packing included, timed one by one: 54.0 ms dense, 42.0 ms as chosen: 1.29 times as fast",
+        "0.up, 1.up, 2.up and 2 more  8 x 16, 4 tokens, float32",
+        *(alike := [f"  {name:<8} {choice}" for name, choice in choices.items()]),
+        "head  8 x 16, 4 tokens, float32",
+        *alike,
+        "  note     something",
+        "a, b  dense: why",
+        "c  dense: another",
+    ]
+
+
 @pytest.fixture
 def refilled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the kernels that were refilled, while nothing is timed: each candidate runs twice, the last is best."""

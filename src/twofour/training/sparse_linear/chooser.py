@@ -11,11 +11,10 @@ from typing import Any, cast
 from torch import Tensor
 
 from twofour.kernels import Kernel
-from twofour.kernels.nm_sddmm import row_for
 from twofour.measure.chooser import fault, race
 from twofour.training.sparse_linear import implementations
 from twofour.training.sparse_linear.implementations import TORCH
-from twofour.training.sparse_linear.plan import Choice
+from twofour.training.sparse_linear.plan import AT_KEPT_PLACES, Choice
 from twofour.training.sparse_linear.source import EXACT, Call, Source
 
 _log = logging.getLogger("twofour.training")
@@ -57,8 +56,7 @@ def measured(call: Call, source: Source, seconds: float, more: Mapping[str, floa
     times = {name: 1e3 * took + (more or {}).get(name, 0.0) for name, took in taken.items()}
     best = min(dense, key=times.__getitem__)
     if not sparse:
-        kept = row_for(call.a.dtype).name if call.a.dtype in implementations.DTYPES else ""
-        return _exact({name: times[name] for name in dense}, kept, why or "exact")
+        return _exact({name: times[name] for name in dense}, why or "exact")
     found = min(sparse, key=times.__getitem__)
     gain = times[best] / times[found]
     if gain <= 1:
@@ -66,10 +64,11 @@ def measured(call: Call, source: Source, seconds: float, more: Mapping[str, floa
     return Choice(found, True, f"{gain:.2f} times as fast", best, times[best], times[found])
 
 
-def _exact(times: Mapping[str, float], kept: str, why: str) -> Choice:
-    """Choose among exact implementations: dense ones, and perhaps the one of the name `kept`, at kept places alone."""
+def _exact(times: Mapping[str, float], why: str) -> Choice:
+    """Choose among exact implementations: dense ones, and perhaps one at kept places alone."""
+    kept = next((name for name in times if name.startswith(AT_KEPT_PLACES)), "")
     plain = min((name for name in times if name != kept), key=times.__getitem__)
-    if kept not in times:
+    if not kept:
         return Choice(plain, False, why, plain, times[plain])
     gain = times[plain] / times[kept]
     if gain <= 1:

@@ -9,6 +9,10 @@ PRODUCTS = ("forward", "data", "weight")
 """The products of a Linear in training: Y = X W^T, dX = dZ W, dW = dZ^T X."""
 
 
+AT_KEPT_PLACES = "nm_sddmm_"
+"""How the names of rows begin that multiply at the kept places of a weight alone (`kernels.nm_sddmm`)."""
+
+
 @dataclass(frozen=True)
 class Choice:
     """How one product runs.
@@ -32,9 +36,14 @@ class Choice:
     kept_ms: float | None = None
 
     @property
+    def at_kept_places(self) -> bool:
+        """Whether the product is taken at kept places alone, exactly."""
+        return not self.sparse and self.kernel.startswith(AT_KEPT_PLACES)
+
+    @property
     def ms(self) -> float | None:
         """Time of what runs; None where nothing was measured."""
-        return self.sparse_ms if self.sparse else self.dense_ms if self.kernel == self.dense else self.kept_ms
+        return self.sparse_ms if self.sparse else self.kept_ms if self.at_kept_places else self.dense_ms
 
     def __str__(self) -> str:
         known = ("dense", self.dense_ms), ("2:4", self.sparse_ms), ("kept places", self.kept_ms)
@@ -53,6 +62,7 @@ class LayerPlan:
         dtype: Computing type.
         choices: Product (of `PRODUCTS`) -> how it runs.
         pruned: Where its gradient was pruned last; "" where none is.
+        note: What else is to be said of it.
     """
 
     name: str
@@ -61,6 +71,16 @@ class LayerPlan:
     dtype: str
     choices: Mapping[str, Choice]
     pruned: str = ""
+    note: str = ""
+
+    @property
+    def described(self) -> str:
+        """All but the name: layers of one description are alike."""
+        size = f", {self.tokens} tokens, {self.dtype}" if self.tokens else ""
+        lines = [f"{self.shape[0]} x {self.shape[1]}{size}"]
+        lines += [f"  {product:<8} {choice}" for product, choice in self.choices.items()]
+        lines += [f"  {name:<8} {said}" for name, said in (("pruned", self.pruned), ("note", self.note)) if said]
+        return "\n".join(lines)
 
     @property
     def dense_ms(self) -> float:
@@ -88,14 +108,32 @@ class Plan:
     skipped: Mapping[str, str]
     functions: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def summary(self) -> str:
+        """How many products run 2:4, and what the products of a step take beside the best dense ones."""
+        counted = [choice for layer in self.layers for choice in layer.choices.values()]
+        sparse, kept = sum(choice.sparse for choice in counted), sum(choice.at_kept_places for choice in counted)
+        exact = f", {kept} at kept places" if kept else ""
+        lines = [f"{len(self.layers)} layers: {sparse} of {len(counted)} products run 2:4{exact}"]
+        dense, chosen = (sum(getattr(layer, of) for layer in self.layers) for of in ("dense_ms", "chosen_ms"))
+        if dense and chosen:
+            whole = f"{dense:.1f} ms dense, {chosen:.1f} ms as chosen: {dense / chosen:.2f} times as fast"
+            lines.append(f"products of a step, packing included, timed one by one: {whole}")
+        return "\n".join(lines)
+
     def __str__(self) -> str:
-        lines = []
+        folded: dict[str, list[str]] = {}
         for layer in self.layers:
-            out, columns = layer.shape
-            size = f", {layer.tokens} tokens, {layer.dtype}" if layer.tokens else ""
-            lines.append(f"{layer.name}  {out} x {columns}{size}")
-            lines += [f"  {product:<8} {choice}" for product, choice in layer.choices.items()]
-            lines += [f"  pruned   {layer.pruned}"] if layer.pruned else []
-        lines += [f"{name}  dense: {reason}" for name, reason in self.skipped.items()]
+            folded.setdefault(layer.described, []).append(layer.name)
+        left: dict[str, list[str]] = {}
+        for name, reason in self.skipped.items():
+            left.setdefault(reason, []).append(name)
+        lines = [self.summary, *(f"{_together(names)}  {text}" for text, names in folded.items())]
+        lines += [f"{_together(names)}  dense: {reason}" for reason, names in left.items()]
         lines += [f"{call}  {choice}" for call, choice in self.functions.items()]
         return "\n".join(lines)
+
+
+def _together(names: list[str]) -> str:
+    """Name what is alike: all of a few, else the first."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
