@@ -15,8 +15,9 @@ from twofour.errors import PatternError, TrainingError
 from twofour.kernels.nm_unbiased import nm_unbiased_reference
 from twofour.layers import CARRIED, describe_attached
 from twofour.masks import hooks
+from twofour.progress import Progress
 from twofour.training import both_ways
-from twofour.training.both_ways import Choice, LayerPlan, saving
+from twofour.training.both_ways import Choice, LayerPlan, choose, saving
 from twofour.training.sparse_linear import chooser, implementations
 from twofour.training.sparse_linear.implementations import weight_kernels
 from twofour.training.sparse_linear.plan import PRODUCTS
@@ -383,6 +384,135 @@ def test_autocast_with_float32_parameters() -> None:
     model.eval()
     with torch.no_grad():  # another type than the plan's: dense, exact
         assert torch.allclose(model(batch()), plain(batch()), atol=1e-5)
+
+
+@pytest.fixture
+def gaining(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int]]:
+    """Sizes (rows, columns) of operands B that are multiplied faster 2:4, while nothing is timed."""
+    sizes: set[tuple[int, int]] = set()
+
+    def measured(call, source, seconds, more=None):
+        kernels, why = source.kernels(call)
+        gains = bool(kernels) and tuple(call.b.shape) in sizes
+        times = {"dense_ms": 2.0, "sparse_ms": (1.0 if gains else 3.0) if kernels else None}
+        return Choice(kernels[0].name if gains else "torch", gains, why or "made up", **times)
+
+    monkeypatch.setattr(choose, "measured", measured)
+    return sizes
+
+
+def test_a_training_in_another_type_than_the_examples_is_chosen_anew(
+    gaining: set[tuple[int, int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    gaining |= {(64, 32), (32, 64), (48, 64), (64, 48)}
+    model, plain = network(), network()
+    handle = attach(model, kernels="measured")
+    masked = {name: keep.clone() for name, keep in handle.masks().items()}
+    for name, keep in masked.items():
+        plain.get_parameter(name).data.mul_(keep)
+    first = str(handle.plan)
+    with torch.autocast("cpu", torch.bfloat16):
+        got, want = gradients(model, batch()), gradients(plain, batch())
+    assert_near({"y": got["y"], "x": got["x"]}, {"y": want["y"], "x": want["x"]}, 2e-2)
+    assert {layer.dtype for layer in handle.plan.layers} == {"bfloat16"}
+    chosen = {choice.kernel for layer in handle.plan.layers for choice in layer.choices.values() if choice.sparse}
+    assert chosen and all("bf16" in kernel for kernel in chosen)
+    assert "note     chosen anew, after float32" in str(handle.plan)
+    said = [record for record in caplog.records if "the training computes in bfloat16" in record.getMessage()]
+    assert len(said) == 1 and said[0].levelname == "WARNING", "once, not for each layer"
+    resumed = attach(network(), kernels="measured")  # in float32, as before
+    resumed.load_state_dict(handle.state_dict())
+    assert [layer.choices for layer in resumed.plan.layers] == [layer.choices for layer in handle.plan.layers]
+    assert {layer.dtype for layer in resumed.plan.layers} == {"bfloat16"}
+    gradients(model, batch())  # back in the example's type: what was measured then
+    assert [line for line in str(handle.plan).splitlines() if "note" not in line] == first.splitlines()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        model(batch())
+    assert "evaluation" not in str(handle.plan), "both types are known now"
+    assert not any(record.levelname == "ERROR" for record in caplog.records)
+
+
+def test_evaluation_in_another_type_measures_nothing_and_the_plan_says_so() -> None:
+    model = network()
+    handle = attach(model)
+    with torch.no_grad():
+        for _ in range(2):
+            model.double()(batch().double())
+    assert str(handle.plan).count("float64 without gradients, as in evaluation, or compiled: dense") == 2
+
+
+@pytest.mark.parametrize("schedule", ["fixed", "every=2"])
+def test_a_layer_that_gains_nothing_stays_dense_unless_it_came_pruned(
+    gaining: set[tuple[int, int]], schedule: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    gaining.add((64, 32))  # the first layer's forward product
+    model, dense = network(), network()
+    handle = attach(model, kernels="measured", schedule=schedule)
+    assert [layer.unmasked for layer in handle.plan.layers] == [False, True]
+    assert "1 layers have no mask, since none of their products gains from 2:4" in handle.plan.summary
+    assert "mask     none: no product gains from 2:4" in str(handle.plan)
+    steps(model, torch.optim.SGD(model.parameters(), 0.1), 0, 3)
+    assert list(handle.masks()) == ["0.weight"] and torch.count_nonzero(model[2].weight == 0) == 0
+    handle.finish()
+    assert list(masks.of(model)) == ["0.weight"] and type(model[2]) is nn.Linear
+    gaining.clear()
+    nothing = attach(dense, kernels="measured", schedule=schedule)
+    assert not nothing.masks() and "all stay dense, without masks" in caplog.text
+    assert_near(gradients(dense, batch()), gradients(network(), batch()), 2e-6)
+    assert nothing.finish() is dense and not masks.of(dense)
+    if schedule == "fixed":
+        pruned = attach(prune(network(), {"2": "2:4-transposable"}), kernels="measured")
+        assert list(pruned.masks()) == ["2.weight"] and pruned.plan.layers[0].unmasked
+    assert attach(network(), kernels="measured", state="packed").masks().keys() == {"0.weight", "2.weight"}
+
+
+def test_attach_says_which_layer_it_measures_and_measures_a_shape_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[object] = []
+    monkeypatch.setattr(choose, "measured", lambda call, *_: said.append(call.product) or Choice("torch", False, ""))
+    monkeypatch.setattr(Progress, "begin", lambda self, title, total: said.append((self._shown, title, total)))
+    monkeypatch.setattr(Progress, "say", lambda self, what: said.append(what))
+    alike = nn.Sequential(*(nn.Linear(32, 32) for _ in range(3)))
+    both_ways.attach(alike, batch(), progress=False)
+    begun = (False, "measuring the products of each layer", 3)
+    assert said == [begun, "0", "forward", "data", "weight", "1", "2"]
+
+
+@pytest.mark.parametrize("masked_there", [False, True])
+def test_resumed_layers_have_masks_as_the_interrupted_run_had(
+    gaining: set[tuple[int, int]], masked_there: bool
+) -> None:
+    """What gains is measured, and may come out otherwise in another process."""
+    of_second = {(48, 64), (64, 48)}
+
+    def attached(masked: bool, seed: int = 0) -> tuple[nn.Module, both_ways.BothWays, torch.optim.Optimizer]:
+        gaining.clear()
+        gaining.update({(64, 32), (32, 64)} | (of_second if masked else set()))
+        model = network(seed=seed)
+        handle = attach(model, kernels="measured")
+        return model, handle, torch.optim.AdamW(model.parameters(), 1e-2)
+
+    whole, _kept, optimizer = attached(masked_there)
+    part, handle, interrupted = attached(masked_there)
+    steps(whole, optimizer, 0, 6)
+    steps(part, interrupted, 0, 3)
+    saved = copy.deepcopy((handle.state_dict(), part.state_dict(), interrupted.state_dict()))
+    resumed, third, after = attached(not masked_there, seed=3)
+    for one, state in zip((third, resumed, after), saved, strict=True):
+        one.load_state_dict(copy.deepcopy(state))
+    assert third.plan.layers[1].unmasked is not masked_there
+    steps(resumed, after, 3, 3)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+    other, fourth, late = attached(not masked_there, seed=4)
+    for one, state in zip((other, late, fourth), (saved[1], saved[2], saved[0]), strict=True):
+        one.load_state_dict(copy.deepcopy(state))  # the model before the handle
+    if not masked_there:
+        with pytest.raises(TrainingError, match=r"`2.weight`: a layer has lost(.|\n)*then model.load_state_dict"):
+            steps(other, late, 3, 3)
+        for one, state in zip((other, late), saved[1:], strict=True):
+            one.load_state_dict(state)
+    steps(other, late, 3, 3)
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in whole.state_dict().items())
 
 
 @pytest.mark.parametrize("dense", implementations.names(torch.empty(0)))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,11 +16,13 @@ from twofour.errors import TrainingError, one_of
 from twofour.kernels.conv import Geometry
 from twofour.layers import CARRIED, PrunableWeight, attached, remedy_for, require_module, walk
 from twofour.patterns import Transposable
+from twofour.progress import Progress
 from twofour.training import fused
-from twofour.training.both_ways.choose import choices
-from twofour.training.both_ways.convolution import Seen, SparseConv2d, conv_choices, obstacle, products_of
+from twofour.training.both_ways.choosing import Anew, Called, Choosing
+from twofour.training.both_ways.convolution import Seen, SparseConv2d, obstacle, products_of
 from twofour.training.both_ways.estimate import Estimate
-from twofour.training.both_ways.handle import TITLE, BothWays, first_masks, require_full
+from twofour.training.both_ways.first_masks import first_masks, require_full
+from twofour.training.both_ways.handle import TITLE, BothWays
 from twofour.training.both_ways.kept_states import require_alone
 from twofour.training.both_ways.masked_weight import MaskedWeight
 from twofour.training.both_ways.pointwise import pointwise
@@ -31,14 +33,7 @@ from twofour.training.sparse_linear import LayerPlan, LinearProducts, Workspace
 from twofour.training.sparse_linear.implementations import types
 from twofour.training.sparse_linear.module import as_autocast, put_products
 
-
-class _Called(NamedTuple):
-    """How a layer was called: its tokens or pixels, its computing type, and the convolution that is no such product."""
-
-    tokens: int
-    dtype: torch.dtype
-    convolution: Seen | None
-
+_log = logging.getLogger("twofour.training")
 
 _FORMS = '"fixed" or "every=K", K steps of the optimiser'
 
@@ -57,12 +52,14 @@ def attach(
     eligibility: str = "asp",
     seed: int = 0,
     seconds: float = 0.3,
+    progress: bool = True,
 ) -> BothWays:
     """Train with weights that are 2:4 along both axes: the forward product and the data gradient run on 2:4 kernels.
 
     Call it where the training step runs (inside `torch.autocast("cpu", torch.bfloat16)`, say), so that kernels are
-    measured in its type. The state dict stays dense, and parameters and optimiser stay as they are unless `state` is
-    "packed"; weights that moved are packed again.
+    measured in its type; a training that computes in another one has them measured again in its first step. The state
+    dict stays dense, and parameters and optimiser stay as they are unless `state` is "packed"; weights that moved are
+    packed again.
     On a GPU the libraries' kernels of 16 bits take part (docs/gpu.md says what was run on one).
 
     Args:
@@ -79,8 +76,10 @@ def attach(
             sees it, so that they shrink and the mask settles (SR-STE). The optimiser's own weight decay is its own.
         gradient: The weight gradient: "dense", exact, or "2:4", an unbiased 2:4 estimate of dZ along the tokens (Chmiel
             et al. 2022, arXiv 2203.10991), so that all three products are sparse.
-        kernels: "measured": each product of each layer takes what is faster here, dense or 2:4; "sparse": 2:4 without
-            measuring; "dense": the control, no mask and the fastest dense implementations.
+        kernels: "measured": each product of each layer takes what is faster here, dense or 2:4. A layer none of whose
+            products gains stays dense, without a mask, unless it came with one or `state` is "packed", whose half of
+            memory and optimiser every layer gains. "sparse": 2:4 without measuring; "dense": the control, no mask and
+            the fastest dense implementations.
         state: What parameters and the optimiser's state hold. "dense": the whole weight. "packed", with a fixed mask on
             the CPU: the kept values alone, so that gradients, optimiser, clipping and weight decay have half as much
             to do and to remember, by the same rule for each value. A parameter is then (out, in / 2) and the same
@@ -92,6 +91,7 @@ def attach(
         eligibility: As in `twofour.prune`.
         seed: Of the estimates.
         seconds: Time box of measuring one product at one shape.
+        progress: Show on standard error which layer is measured.
 
     Returns:
         A handle: `plan`, `finish()`, `remove()`, `state_dict()`.
@@ -116,51 +116,71 @@ def attach(
     first = first_masks(model, weights) if start == 0 else {}
     if state == "packed":
         require_full(first)
-    plans = _plans(weights, seen, gradient, every, kernels, state, seconds)
+    came, choosing = masks.of(model), Choosing(gradient, every, kernels, state, seconds)
+    plans = _plans(choosing, weights, seen, came, shown=progress)
+    for weight, plan in zip(weights, plans, strict=True):
+        if plan.unmasked:
+            first.pop(weight.name, None)
     workspace = Workspace()
     for index, (weight, plan) in enumerate(zip(weights, plans, strict=True)):
-        _, dtype, call = seen[weight.name]
-        if call is not None:
-            products = products_of(TITLE, call.geometry, dtype, every is not None, plan)
-            put_products(weight.module, products, over=SparseConv2d)
-            continue
-        masked = MaskedWeight(dtype, every is not None)
         layer_seed = (seed * 0x85EBCA6B + index * 0xC2B2AE35) & 0xFFFFFFFF
-        estimate = Estimate(masked, layer_seed, workspace, wanted=gradient == "2:4")
-        sources = {"forward": masked, "data": masked, "weight": estimate}
-        put_products(weight.module, LinearProducts(TITLE, sources, plan), over=pointwise(weight.module))
-    held = {"state": state, "activations": _fuse(model, kernels, seconds), "masked": bool(masks.of(model))}
+        _put(weight.module, plan, Anew(choosing, seen[weight.name][0]), layer_seed, workspace)
     # What changes gradients and masks; a state may go from one form of the parameters to the other.
     arguments: dict[str, Any] = {"gradient": gradient, "schedule": schedule, "begin": begin}
     arguments |= {} if every is None else {"decay": decay}
     arguments |= {} if gradient == "dense" else {"seed": seed}
-    held["arguments"] = arguments
-    return BothWays(model, weights, skipped, every=every, begin=start, decay=decay, first=first, **held)
+    held = {"state": state, "activations": _fuse(model, kernels, seconds), "masked": bool(came), "arguments": arguments}
+    handle = BothWays(model, weights, skipped, every=every, begin=start, decay=decay, first=first, **held)
+    _tell(handle)
+    return handle
 
 
 def _plans(
+    choosing: Choosing,
     weights: Sequence[PrunableWeight],
-    seen: Mapping[str, _Called],
-    gradient: str,
-    every: int | None,
-    kernels: str,
-    state: str,
-    seconds: float,
+    seen: Mapping[str, tuple[Called, torch.dtype]],
+    came: Mapping[str, object],
+    *,
+    shown: bool,
 ) -> list[LayerPlan]:
-    """Return what each layer runs; layers of one shape share what was measured."""
-    linear = cache(partial(choices, gradient, every, kernels, state, seconds))
-    convolution = cache(partial(conv_choices, every, kernels, seconds))
+    """Return what each layer runs; one that gains nothing is to have no mask, unless it came with one."""
     plans = []
-    for weight in weights:
-        (tokens, dtype, call), parameter = seen[weight.name], weight.parameter
-        shape = parameter.shape[0], parameter.shape[1]
-        if call is None:
-            found = linear(shape, tokens, dtype, parameter.device)
-        else:
-            shape, tokens = (shape[0], call.geometry.columns), call.pixels
-            found = convolution(call, dtype)
-        plans.append(LayerPlan(weight.layer, shape, tokens, str(dtype).removeprefix("torch."), found))
+    with Progress(shown) as display:
+        display.begin("measuring the products of each layer", len(weights))
+        for weight in weights:
+            display.say(weight.layer)
+            called, dtype = seen[weight.name]
+            chosen = choosing.choose(called, dtype)
+            gains = choosing.keeps_masks or any(choice.sparse for choice in chosen.values())
+            unmasked = not gains and weight.name not in came
+            name = str(dtype).removeprefix("torch.")
+            plans.append(LayerPlan(weight.layer, called.shape, called.tokens, name, chosen, unmasked=unmasked))
+            display.advance()
     return plans
+
+
+def _put(layer: nn.Module, plan: LayerPlan, anew: Anew, seed: int, workspace: Workspace) -> None:
+    """Let a layer run its products."""
+    called, moves = anew.called, anew.choosing.every is not None
+    if called.convolution is not None:
+        put_products(layer, products_of(TITLE, called.convolution.geometry, moves, plan, anew), over=SparseConv2d)
+        return
+    masked = MaskedWeight(dense_parameter=moves)
+    estimate = Estimate(masked, seed, workspace, wanted=anew.choosing.gradient == "2:4")
+    sources = {"forward": masked, "data": masked, "weight": estimate}
+    put_products(layer, LinearProducts(TITLE, sources, plan, anew=anew), over=pointwise(layer))
+
+
+def _tell(handle: BothWays) -> None:
+    """Log what was attached; that no layer gains is a warning."""
+    layers = handle.plan.layers
+    _log.info("2:4 both ways: %s", handle.plan.summary.replace("\n", "; "))
+    if all(layer.unmasked for layer in layers):
+        _log.warning(
+            "no product of the %d layers gains from 2:4 here: all stay dense, without masks. A model that "
+            'twofour.prune(model, "2:4-transposable") has pruned before keeps its masks',
+            len(layers),
+        )
 
 
 def _fuse(model: nn.Module, kernels: str, seconds: float) -> dict[str, nn.Module]:
@@ -295,20 +315,21 @@ def _reason(weight: PrunableWeight, state: str, kernels: str) -> str | None:
     return None
 
 
-def _calls(model: nn.Module, weights: Sequence[PrunableWeight], example: Any) -> dict[str, _Called]:
-    """Run the example once and return how each layer was called."""
-    found: dict[str, _Called] = {}
+def _calls(model: nn.Module, weights: Sequence[PrunableWeight], example: Any) -> dict[str, tuple[Called, torch.dtype]]:
+    """Run the example once and return how each layer was called, and in which type."""
+    found: dict[str, tuple[Called, torch.dtype]] = {}
 
     def note(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        x = calls.first_input(args, kwargs)
-        call = None
+        x, parameter = calls.first_input(args, kwargs), parameters[name]
+        shape, tokens, seen = (parameter.shape[0], parameter.shape[1]), x.numel() // parameter.shape[1], None
         if isinstance(module, nn.Conv2d) and pointwise(module) is None:
             images = x.numel() // max(1, math.prod(x.shape[-3:])), x.shape[-2], x.shape[-1]
-            call = Seen(Geometry.of(module), images, last=not x.is_contiguous())
-        found[name] = _Called(x.numel() // columns[name], as_autocast(x)[0].dtype, call)
+            seen = Seen(Geometry.of(module), images, last=not x.is_contiguous())
+            shape, tokens = (shape[0], seen.geometry.columns), seen.pixels
+        found[name] = Called(shape, tokens, parameter.device, seen), as_autocast(x)[0].dtype
 
     layers = [(weight.name, weight.module) for weight in weights]
-    columns = {weight.name: weight.parameter.shape[1] for weight in weights}
+    parameters = {weight.name: weight.parameter for weight in weights}
     with (
         calls.explaining(TrainingError, "the example", wanted=calls.FORMS, remedy="pass a batch of the training"),
         calls.evaluating(model),
@@ -316,7 +337,7 @@ def _calls(model: nn.Module, weights: Sequence[PrunableWeight], example: Any) ->
         calls.observing(layers, note),
     ):
         calls.Example.of(example).run(model)
-    if empty := [name for name, (tokens, *_) in found.items() if not tokens]:
+    if empty := [name for name, (called, _) in found.items() if not called.tokens]:
         raise TrainingError(
             "the example is empty",
             got=f"`{empty[0]}` sees 0 tokens",
@@ -325,7 +346,7 @@ def _calls(model: nn.Module, weights: Sequence[PrunableWeight], example: Any) ->
         )
     missing = [weight.name for weight in weights if weight.name not in found]
     known = {weight.name: types(weight.parameter.device) for weight in weights}
-    other = [f"{name} in {dtype}" for name, (_, dtype, _) in found.items() if dtype not in known[name]]
+    other = [f"{name} in {dtype}" for name, (_, dtype) in found.items() if dtype not in known[name]]
     if missing or other:
         raise TrainingError(
             "the example does not show how the layers are called",

@@ -44,7 +44,7 @@ def choices(
         dtype: Computing type.
         device: Where it is computed.
     """
-    weight = MaskedWeight(dtype, dense_parameter=False)
+    weight = MaskedWeight(dense_parameter=False)
     estimate = Estimate(weight, 0, Workspace(), wanted=gradient == "2:4")
     sources: dict[str, Source] = {"forward": weight, "data": weight, "weight": estimate}
     out, columns = shape

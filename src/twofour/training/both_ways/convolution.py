@@ -7,7 +7,7 @@ round: its channels exchanged, its taps in the opposite order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,7 @@ from twofour.kernels.registration import register
 from twofour.layers import CARRIED
 from twofour.patterns import Transposable
 from twofour.training.both_ways.estimate import Estimate
-from twofour.training.both_ways.masked_weight import MaskedWeight
+from twofour.training.both_ways.masked_weight import MaskedWeight, computes_in
 from twofour.training.sparse_linear import Call, Choice, LayerPlan, LinearProducts, Workspace
 from twofour.training.sparse_linear.chooser import measured
 from twofour.training.sparse_linear.implementations import TORCH
@@ -63,8 +63,8 @@ class MaskedFilter(MaskedWeight):
         geometry: Of the convolution.
     """
 
-    def __init__(self, dtype: torch.dtype, dense_parameter: bool, geometry: Geometry) -> None:
-        super().__init__(dtype, dense_parameter)
+    def __init__(self, dense_parameter: bool, geometry: Geometry) -> None:
+        super().__init__(dense_parameter)
         self.geometry = geometry
 
     def put(self, keep: Tensor) -> None:
@@ -87,8 +87,8 @@ class MaskedFilter(MaskedWeight):
         return list(widest(left)), "" if left else next(reason for reason in refused if reason)
 
     def takes(self, kernel: Row, call: Call) -> bool:  # type: ignore[override]
-        """Whether a mask is in force, and the type is that of the packed values."""
-        return self.keep is not None and call.a.dtype == self.dtype
+        """Whether a mask is in force, and the row computes in the call's type."""
+        return self.keep is not None and computes_in(kernel) is call.a.dtype
 
     def packed(self, kernel: Any, call: Call) -> Prepared:
         """Return the layout of the weight as a row reads it, with the values that it has now."""
@@ -104,7 +104,7 @@ class MaskedFilter(MaskedWeight):
         if self._packed_state != state:
             self._filled, self._packed_state = set(), state
         if key not in self._filled:
-            values = self._matrix(weight.detach().to(self.dtype), call.product)
+            values = self._matrix(weight.detach().to(computes_in(kernel)), call.product)
             self._packed[key] = _filler().refill(self._packed[key], values.contiguous())
             self._filled.add(key)
         geometry = self._geometry(call.product)
@@ -260,6 +260,8 @@ class SparseConv2d(nn.Conv2d):
 
 def _through_products(products: LinearProducts, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     (x,) = as_autocast(x)
+    if not torch.compiler.is_compiling():
+        products.meet(x.dtype)
     images, axes = x if x.ndim == 4 else x.unsqueeze(0), _axes(source_of(products).geometry)
     with torch.autocast(x.device.type, enabled=False):
         y = cast(Tensor, _Convolution.apply(images, weight, bias, products.number, *axes))
@@ -292,7 +294,7 @@ def conv_choices(
         return found.contiguous(memory_format=form)
 
     weight = random(of.out_channels, of.in_channels, *of.kernel) * of.columns**-0.5
-    source = MaskedFilter(dtype, False, of)
+    source = MaskedFilter(False, of)
     keep = Transposable().project(weight.movedim(1, -1), absolute=True).movedim(-1, 1)
     weight = (weight * keep).to(dtype)
     source.put(keep)
@@ -321,9 +323,9 @@ def _building(source: MaskedFilter, keep: Tensor, call: Call) -> float:
 
 
 def products_of(
-    title: str, geometry: Geometry, dtype: torch.dtype, dense_parameter: bool, plan: LayerPlan
+    title: str, geometry: Geometry, dense_parameter: bool, plan: LayerPlan, anew: Callable[..., Mapping[str, Choice]]
 ) -> LinearProducts:
     """Return what an attached convolution carries."""
-    source = MaskedFilter(dtype, dense_parameter, geometry)
+    source = MaskedFilter(dense_parameter, geometry)
     exact = Estimate(source, 0, Workspace(), wanted=False)
-    return LinearProducts(title, {"forward": source, "data": source, "weight": exact}, plan)
+    return LinearProducts(title, {"forward": source, "data": source, "weight": exact}, plan, anew=anew)

@@ -11,7 +11,8 @@ from twofour.errors import TrainingError
 from twofour.layers import CARRIED, PrunableWeight, attached, describe_schemes, is_masked, kind_of, take_off
 from twofour.layers.modules import parameters_of
 from twofour.training import fused
-from twofour.training.both_ways.handle import PATTERN, TITLE, mask_of
+from twofour.training.both_ways.first_masks import PATTERN
+from twofour.training.both_ways.handle import TITLE, mask_of
 from twofour.training.both_ways.kept_linear import put_places, require_whole
 from twofour.training.both_ways.watched import STATES
 from twofour.training.sparse_linear import LinearProducts

@@ -14,16 +14,16 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from twofour import masks
-from twofour.errors import PatternError, TrainingError, cut
+from twofour.errors import TrainingError, cut
 from twofour.kernels import available
 from twofour.kernels.nm_conv import native_conv_rows
 from twofour.kernels.nm_sddmm import row_for
 from twofour.layers import PrunableWeight, put_over, stored_shape
 from twofour.masks import hooks
 from twofour.packing import kept
-from twofour.patterns import Transposable
 from twofour.training import fused
 from twofour.training.both_ways.estimate import SAMPLED, Estimate
+from twofour.training.both_ways.first_masks import PATTERN, best_masks, first_masks, require_full
 from twofour.training.both_ways.kept_linear import KeptLinear, put_places, require_whole
 from twofour.training.both_ways.masked_weight import MaskedWeight
 from twofour.training.both_ways.memory import Memory, memory
@@ -35,7 +35,6 @@ from twofour.training.sparse_linear.implementations import ONEDNN, REORDERED, TO
 
 _log = logging.getLogger("twofour.training")
 
-PATTERN = Transposable()
 TITLE = "2:4 both ways"
 
 
@@ -47,46 +46,6 @@ def mask_of(products: LinearProducts) -> MaskedWeight:
 def estimate_of(products: LinearProducts) -> Estimate:
     """Return the source of a layer's weight gradient."""
     return cast(Estimate, products.sources["weight"])
-
-
-def first_masks(model: nn.Module, weights: Sequence[PrunableWeight]) -> dict[str, Tensor]:
-    """Return the masks to start with: those the model has, or the largest magnitudes.
-
-    Raises:
-        PatternError: A weight without a mask holds NaN or infinity.
-    """
-    return _best(weights, {name: mask.keep for name, mask in masks.of(model).items()})
-
-
-def require_full(chosen: Mapping[str, Tensor]) -> None:
-    """Refuse masks that keep fewer than two values of some four: a packed weight has room for two, which would learn.
-
-    Raises:
-        TrainingError: One does.
-    """
-    for name, keep in chosen.items():
-        if short := keep.numel() // 2 - int(keep.sum()):
-            raise TrainingError(
-                "a mask keeps fewer values than the packed form has",
-                got=f"{short} values short of two in every four",
-                wanted="two of every four along both axes, exactly",
-                remedy='both_ways.attach(..., state="dense"), or let go with twofour.masks.detach(model)',
-                layer=name,
-            )
-
-
-def _best(weights: Sequence[PrunableWeight], have: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the masks of the largest magnitudes, where there are none to `have`."""
-    chosen = {}
-    for weight in weights:
-        try:
-            if (keep := have.get(weight.name)) is None:
-                scores = weight.axis.last(weight.parameter.detach())
-                keep = weight.axis.restore(PATTERN.project(scores, absolute=True))
-        except PatternError as error:
-            raise error.for_layer(weight.name) from None
-        chosen[weight.name] = keep
-    return chosen
 
 
 class BothWays(ProductsHandle):
@@ -118,6 +77,7 @@ class BothWays(ProductsHandle):
     ) -> None:
         super().__init__(model, TITLE, {weight.name: weight.module for weight in weights}, skipped, activations)
         self.steps = 0
+        self._owed: dict[str, int] = {}  # layers that lost a mask as a state was loaded -> the weight's version then
         self.flips: float | None = None
         self._weights, self._every, self._first, self._decay = list(weights), every, begin, decay
         self._masked, self.state, self._arguments = masked, state, arguments
@@ -154,7 +114,7 @@ class BothWays(ProductsHandle):
         """Return the masks in force, by parameter name: bool, of the dense parameters' shapes."""
         return {
             weight.name: keep if mask_of(products).places is not None else keep.view(weight.parameter.shape)
-            for weight, products in zip(self._weights, self._products().values(), strict=True)
+            for weight, products in self._pairs()
             if (keep := mask_of(products).mask()) is not None
         }
 
@@ -180,12 +140,12 @@ class BothWays(ProductsHandle):
         self._require_attached()
         if self._first < 0:  # the control has no masks
             return self.remove()
-        if len(self.masks()) < len(self._weights):
+        if len(self.masks()) < len(weights := self._masked_weights()):
             self._start()
         chosen = self.masks()
         self._take_off()
         if self._every is not None or self.state == "packed":
-            masks.attach_all([(weight, chosen[weight.name].clone(), PATTERN) for weight in self._weights])
+            masks.attach_all([(weight, chosen[weight.name].clone(), PATTERN) for weight in weights])
         return self.model
 
     def remove(self) -> nn.Module:
@@ -213,14 +173,17 @@ class BothWays(ProductsHandle):
                 name: {product: asdict(choice) for product, choice in products.plan.choices.items()}
                 for name, products in self._products().items()
             },
+            "types": {name: products.plan.dtype for name, products in self._products().items()},
+            "unmasked": [name for name, products in self._products().items() if products.plan.unmasked],
             "functions": fused.state_of(self.model),
             "arguments": dict(self._arguments),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken; load the model's own state first.
+        """Go on where `state_dict` was taken; load the model's own state after it, then the optimiser's.
 
         The kernels become those of the interrupted run, where this machine has them all; else a log line says so.
+        Layers that it left without a mask, since none of their products gained, have none here either.
 
         Raises:
             TrainingError: The state is of other layers or arguments, or none of ours.
@@ -233,7 +196,8 @@ class BothWays(ProductsHandle):
         self.steps = int(state["steps"])
         for name, products in self._products().items():
             estimate_of(products).calls = int(state["calls"][name])
-        self._follow(state.get("choices", {}))
+        self._mask_as(state.get("unmasked", [] if chosen else None))
+        self._follow(state.get("choices", {}), state.get("types", {}))
         fused.load_state(self.model, state.get("functions", {}))
         if chosen:
             self._put(chosen)
@@ -256,7 +220,33 @@ class BothWays(ProductsHandle):
             )
         require_same(self._arguments, state.get("arguments", {}))
 
-    def _follow(self, choices: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+    def _mask_as(self, unmasked: Sequence[str] | None) -> None:
+        """Have the layers without a mask that an interrupted run had; None: it does not say."""
+        if unmasked is None:
+            return
+        for weight, products in self._pairs():
+            plan, without = products.plan, weight.name in unmasked
+            products.plan = replace(plan, unmasked=without)
+            if without and not plan.unmasked and (masked := mask_of(products)).keep is not None:
+                masked.lift()
+                if self._every is None:
+                    masks.detach(weight.module)
+                    self._owed[weight.name] = weight.parameter._version
+
+    def _require_loaded(self) -> None:
+        """Refuse to go on with weights that were loaded under a mask that the interrupted run did not have."""
+        owed, self._owed = self._owed, {}
+        for weight in self._weights:
+            if owed.get(weight.name) == weight.parameter._version:
+                raise TrainingError(
+                    "a layer has lost the values that it had without a mask",
+                    got="the model's state, loaded before the handle's",
+                    wanted="handle.load_state_dict, then model.load_state_dict: it had a mask here and none there",
+                    remedy="load the model's state again now, then the optimiser's",
+                    layer=weight.name,
+                )
+
+    def _follow(self, choices: Mapping[str, Mapping[str, Mapping[str, Any]]], types: Mapping[str, str]) -> None:
         """Take over the kernels of an interrupted run."""
         given = {name: {product: Choice(**choice) for product, choice in of.items()} for name, of in choices.items()}
         wanted = {choice.kernel for of in given.values() for choice in of.values() if choice.sparse}
@@ -269,8 +259,8 @@ class BothWays(ProductsHandle):
             return
         for name, products in self._products().items():
             if name in given:
-                products.plan = replace(products.plan, choices=self._known(given[name], products.plan))
-                mask_of(products).forget_layouts()
+                plan = replace(products.plan, dtype=types.get(name, products.plan.dtype))
+                products.follow(replace(plan, choices=self._known(given[name], plan)))
 
     def _known(self, given: Mapping[str, Choice], plan: LayerPlan) -> dict[str, Choice]:
         """Return choices without an exact weight gradient that is for another state or machine: then the plan's own."""
@@ -294,9 +284,16 @@ class BothWays(ProductsHandle):
         for hook in self._hooks:
             hook.remove()
 
+    def _pairs(self) -> list[tuple[PrunableWeight, LinearProducts]]:
+        return list(zip(self._weights, self._products().values(), strict=True))
+
+    def _masked_weights(self) -> list[PrunableWeight]:
+        """Return the weights that have masks, or will: a layer none of whose products gains has none."""
+        return [weight for weight, products in self._pairs() if not products.plan.unmasked]
+
     def _start(self) -> None:
         """Put the first masks in force."""
-        self._put(first_masks(self.model, self._weights))
+        self._put(first_masks(self.model, self._masked_weights()))
 
     @torch.no_grad()
     def _put(self, chosen: Mapping[str, Tensor]) -> None:
@@ -335,6 +332,8 @@ class BothWays(ProductsHandle):
 
     def _before_step(self, optimizer: Optimizer, stepped: set[int]) -> None:
         """Add the masked weight decay of SR-STE to the gradients, once a step."""
+        if self._owed:
+            self._require_loaded()
         if not self.attached or self._every is None or self._decay == 0:
             return
         keep = self.masks()
@@ -347,7 +346,7 @@ class BothWays(ProductsHandle):
         """Have weights that moved packed again, and masks chosen where the schedule says so."""
         if not self.attached:
             return
-        for weight, products in zip(self._weights, self._products().values(), strict=True):
+        for weight, products in self._pairs():
             if id(weight.parameter) in stepped:
                 self._optimizers.add(optimizer)
                 mask_of(products).forget_values()
@@ -357,7 +356,7 @@ class BothWays(ProductsHandle):
         if self.steps == self._first:
             self._start()
         elif self._every is not None and 0 <= self._first < self.steps and not (self.steps - self._first) % self._every:
-            self._put(_best(self._weights, {}))
+            self._put(best_masks(self._masked_weights(), {}))
 
 
 def _weakly(method: Callable[[Optimizer, set[int]], None]) -> Callable[[Optimizer, Any, Any], None]:

@@ -6,7 +6,7 @@ On the CPU a layout is made once for a mask and filled again when the weight mov
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 from weakref import ReferenceType, ref
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from twofour.errors import TrainingError
 from twofour.kernels import Kernel, Prepared
+from twofour.kernels.base import Row
 from twofour.kernels.problem import Problem
 from twofour.packing import Packed, kept
 from twofour.training.both_ways.watched import watch
@@ -30,18 +31,22 @@ class _Handed(NamedTuple):
     held: Tensor | None
 
 
+def computes_in(kernel: Row) -> torch.dtype:
+    """Return the type that a row computes in."""
+    return cast(torch.dtype, getattr(torch, kernel.dtype))
+
+
 class MaskedWeight(Source):
     """The source of "forward" and "data"; nothing is packed twice for one state of the weight.
 
     Attributes:
-        dtype: Computing type of the packed values.
         dense_parameter: Whether the parameter holds pruned values too (the mask moves).
         keep: Mask of the weight, bool (out, in); None before the first, and where there are `places`.
         places: Where the parameter holds the kept values alone: their places, packed (out, in), without values.
     """
 
-    def __init__(self, dtype: torch.dtype, dense_parameter: bool) -> None:
-        self.dtype, self.dense_parameter = dtype, dense_parameter
+    def __init__(self, dense_parameter: bool) -> None:
+        self.dense_parameter = dense_parameter
         self.keep: Tensor | None = None
         self.places: Packed | None = None
         self._packed: dict[tuple[str, str], Prepared] = {}
@@ -60,6 +65,12 @@ class MaskedWeight(Source):
         if self.keep is not keep:
             self.forget_layouts()
         self.keep, self.places = keep, None
+        self.forget_values()
+
+    def lift(self) -> None:
+        """Have no mask."""
+        self.keep = None
+        self.forget_layouts()
         self.forget_values()
 
     def put_places(self, places: Packed) -> None:
@@ -136,8 +147,8 @@ class MaskedWeight(Source):
         return fitting(weight_kernels(call.a.dtype, tokens, call.a.device), call.b, call.a)
 
     def takes(self, kernel: Kernel, call: Call) -> bool:
-        """Whether a mask is in force, and the type is that of the packed values."""
-        return (self.keep is not None or self.places is not None) and call.a.dtype == self.dtype
+        """Whether a mask is in force, and the kernel computes in the call's type."""
+        return (self.keep is not None or self.places is not None) and computes_in(kernel) is call.a.dtype
 
     def packed(self, kernel: Kernel, call: Call) -> Prepared:
         """Return the layout of W or W^T with the values that the weight has now."""
@@ -167,10 +178,14 @@ class MaskedWeight(Source):
 
     def _refill(self, weight: Tensor, stale: set[tuple[str, str]]) -> None:
         """Write a weight as the parameter holds it into layouts."""
-        # One conversion for all: torch's own rounds faster than a refill would.
-        values, keep = weight.detach().to(self.dtype).contiguous(), self.keep
+        converted: dict[torch.dtype, Tensor] = {}  # once for each type: torch's own rounds faster than a refill would
+        keep = self.keep
         for product, name in stale:
             packed, turned = self._packed[product, name], product == "data"
+            dtype = computes_in(packed.kernel)
+            if dtype not in converted:
+                converted[dtype] = weight.detach().to(dtype).contiguous()
+            values = converted[dtype]
             if self.places is not None:
                 whole = replace(self.places, values=values)
                 given: tuple[Tensor | Packed, Tensor | None] = whole.transposed() if turned else whole, None

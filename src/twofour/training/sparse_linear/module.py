@@ -128,6 +128,7 @@ def through_products(products: LinearProducts, x: Tensor, weight: Tensor, bias: 
     with apart():
         (x,) = as_autocast(x)  # the weight is packed from the parameter itself, whatever the computing type
         with torch.autocast(x.device.type, enabled=False):
+            products.meet(x.dtype)
             return cast(Tensor, _Products.apply(x, weight, bias, products.number))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 PRODUCTS = ("forward", "data", "weight")
 """The products of a Linear in training: Y = X W^T, dX = dZ W, dW = dZ^T X."""
@@ -45,6 +45,10 @@ class Choice:
         """Time of what runs; None where nothing was measured."""
         return self.sparse_ms if self.sparse else self.kept_ms if self.at_kept_places else self.dense_ms
 
+    def without_mask(self) -> Choice:
+        """Return what runs in a layer that has no mask."""
+        return replace(self, kernel=self.dense, sparse=False, reason="no mask") if self.sparse else self
+
     def __str__(self) -> str:
         known = ("dense", self.dense_ms), ("2:4", self.sparse_ms), ("kept places", self.kept_ms)
         times = [f"{name} {ms:.2f}" for name, ms in known if ms is not None]
@@ -62,6 +66,7 @@ class LayerPlan:
         dtype: Computing type.
         choices: Product (of `PRODUCTS`) -> how it runs.
         pruned: Where its gradient was pruned last; "" where none is.
+        unmasked: Whether its weight is left dense, since none of its products gains from 2:4.
         note: What else is to be said of it.
     """
 
@@ -71,6 +76,7 @@ class LayerPlan:
     dtype: str
     choices: Mapping[str, Choice]
     pruned: str = ""
+    unmasked: bool = False
     note: str = ""
 
     @property
@@ -79,7 +85,9 @@ class LayerPlan:
         size = f", {self.tokens} tokens, {self.dtype}" if self.tokens else ""
         lines = [f"{self.shape[0]} x {self.shape[1]}{size}"]
         lines += [f"  {product:<8} {choice}" for product, choice in self.choices.items()]
-        lines += [f"  {name:<8} {said}" for name, said in (("pruned", self.pruned), ("note", self.note)) if said]
+        mask = "none: no product gains from 2:4" if self.unmasked else ""
+        said = ("pruned", self.pruned), ("mask", mask), ("note", self.note)
+        lines += [f"  {name:<8} {text}" for name, text in said if text]
         return "\n".join(lines)
 
     @property
@@ -119,6 +127,8 @@ class Plan:
         if dense and chosen:
             whole = f"{dense:.1f} ms dense, {chosen:.1f} ms as chosen: {dense / chosen:.2f} times as fast"
             lines.append(f"products of a step, packing included, timed one by one: {whole}")
+        if unmasked := sum(layer.unmasked for layer in self.layers):
+            lines.append(f"{unmasked} layers have no mask, since none of their products gains from 2:4")
         return "\n".join(lines)
 
     def __str__(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 from weakref import WeakValueDictionary
@@ -35,13 +35,20 @@ class LinearProducts:
         sources: Product -> where its sparse operand comes from; products without one are exact.
         plan: How each product runs: as it was given, or, with a chooser, as it ran last.
         chooser: Chooses in the first step of a size; None: the plan is fixed.
+        anew: With a fixed plan: chooses, of a type and the plan's, for trainings that compute in another one.
         number: What `numbered` knows it by: operators carry it through a compiled graph.
     """
 
     def __init__(
-        self, title: str, sources: Mapping[str, Source], plan: LayerPlan, chooser: Chooser | None = None
+        self,
+        title: str,
+        sources: Mapping[str, Source],
+        plan: LayerPlan,
+        chooser: Chooser | None = None,
+        anew: Callable[[torch.dtype, str], Mapping[str, Choice]] | None = None,
     ) -> None:
-        self.title, self.sources, self.plan, self.chooser = title, dict(sources), plan, chooser
+        self.title, self.sources, self.plan, self.chooser, self.anew = title, dict(sources), plan, chooser, anew
+        self._plans: dict[str, LayerPlan] = {}  # of types before
         self._signatures: dict[str, tuple[object, ...]] = {}
         self._register()
 
@@ -74,7 +81,10 @@ class LinearProducts:
         dtype = str(call.a.dtype).removeprefix("torch.")
         if self.chooser is not None and self._signatures.get(call.product) != call.signature:
             self._choose(self.chooser, call, source, dtype)
-        choice = self.plan.choices[call.product]
+        plan = self.plan if dtype == self.plan.dtype else self._plans.get(dtype)
+        if plan is None and self.anew is not None:
+            self._say(f"in {dtype} without gradients, as in evaluation, or compiled: dense")
+        choice = (plan or self.plan).choices[call.product]
         kernel = cast(Kernel, find(choice.kernel, Row)) if choice.sparse else None
         if kernel is not None and source.takes(kernel, call):
             with part("pack"):
@@ -86,10 +96,33 @@ class LinearProducts:
             a, b = source.dense(call)
         self._note(source)
         with part(PARTS[call.product]):
-            # Nothing was measured in another type than the plan's; a choice may be for when a mask is in force.
-            ways, wanted = call.implementations(), (choice.kernel, choice.dense) if dtype == self.plan.dtype else ()
+            # Nothing was measured in other types than the plans'; a choice may be for when a mask is in force.
+            ways, wanted = call.implementations(), (choice.kernel, choice.dense) if plan is not None else ()
             name = next((name for name in wanted if name in ways), TORCH)
             return ways[name](a, b).to(call.dtype or a.dtype)
+
+    def meet(self, dtype: torch.dtype) -> None:
+        """Choose anew where a training computes in another type than the plan's; the plan is of that type then."""
+        name, before = str(dtype).removeprefix("torch."), self.plan
+        if self.anew is None or name == before.dtype or not torch.is_grad_enabled():
+            return
+        if (plan := self._plans.get(name)) is None:
+            choices = self.anew(dtype, before.dtype)
+            if before.unmasked:
+                choices = {product: choice.without_mask() for product, choice in choices.items()}
+            plan = replace(before, dtype=name, choices=choices, note=f"chosen anew, after {before.dtype}")
+        self._plans |= {before.dtype: before, name: plan}
+        self.follow(plan)
+
+    def follow(self, plan: LayerPlan) -> None:
+        """Run as a plan says from now on."""
+        self.plan = plan
+        for source in self.sources.values():
+            source.forget_layouts()
+
+    def _say(self, what: str) -> None:
+        if what not in self.plan.note:
+            self.plan = replace(self.plan, note="; ".join(filter(None, (self.plan.note, what))))
 
     def settled(self, product: str, a: Tensor) -> Choice | None:
         """Return how a product runs with an operand of this size and type, or None: it has not run with one."""

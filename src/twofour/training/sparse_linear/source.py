@@ -115,6 +115,9 @@ class Source:
         """Return the exact implementations of the product "weight" by name; None: the dense ones."""
         return None
 
+    def forget_layouts(self) -> None:
+        """Drop what was laid out for kernels that multiply no longer."""
+
     def trial(self) -> Self:
         """Return what is used once for measuring: the training must not see that it was."""
         return copy.copy(self)
