@@ -3,6 +3,7 @@
 import copy
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrize
 
-from twofour import check, masks, patterns, prune
-from twofour.errors import PatternError, TrainingError
+from twofour import advise, check, compile, masks, patterns, prune
+from twofour.errors import CompileError, PatternError, TrainingError
 from twofour.kernels.nm_unbiased import nm_unbiased_reference
 from twofour.layers import CARRIED, describe_attached
 from twofour.masks import hooks
@@ -694,6 +695,18 @@ def test_impossible_arguments_are_refused(options: dict[str, object], said: str)
     with pytest.raises(TrainingError, match=said) as caught:
         attach(model, **options)
     assert "try" in str(caught.value) and type(model[0]) is nn.Linear
+
+
+@pytest.mark.parametrize("state", ["dense", "packed"])
+def test_a_model_in_training_is_not_compiled(state: str) -> None:
+    model = network()
+    handle = attach(model, state=state)
+    for given in (model, copy.deepcopy(model)):
+        for refuses in (partial(compile, example=batch()), advise):
+            said = r"middle of its training\n  got +2:4 both ways on `0`, `2`\n(.|\n)*finish\(\) of the handle"
+            with pytest.raises(CompileError, match=said):
+                refuses(given)
+    assert compile(handle.finish(), batch(), graph=False).plan.layers
 
 
 def test_models_that_cannot_take_part_are_refused() -> None:

@@ -335,6 +335,16 @@ def test_what_cannot_hold_kept_values_alone_is_refused() -> None:
     assert set(masks.of(sparser)) == {"0.weight", "2.weight"} and type(sparser[0]) is nn.Linear
 
 
+def test_exporting_kept_values_is_refused_with_the_way_out() -> None:
+    model = network()
+    handle = attach(model)
+    with pytest.raises(TrainingError, match=r"is not exported(.|\n)*finish\(\) of the handle"):
+        torch.export.export(model, (batch(),))
+    with pytest.raises(Exception, match=r"call finish\(\) of the handle before torch.export"):
+        torch.export.export(model, (batch(),), strict=True)
+    assert torch.export.export(handle.finish(), (batch(),)).module()(batch()).shape == (24, 7)
+
+
 def test_an_optimizer_whose_state_is_of_rows_is_found_by_its_state() -> None:
     class ByRow(torch.optim.SGD):
         def step(self, closure=None):

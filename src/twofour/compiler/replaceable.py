@@ -20,7 +20,14 @@ from twofour.kernels.base import FLOATS
 from twofour.kernels.conv import ConvProblem, Geometry, Images
 from twofour.kernels.nm_matmul import DYNAMIC, Quantization
 from twofour.kernels.problem import Problem
-from twofour.layers import compiled_parts, is_hugging_face_conv1d, kind_of, obstacle, require_unwrapped
+from twofour.layers import (
+    compiled_parts,
+    is_hugging_face_conv1d,
+    kind_of,
+    obstacle,
+    require_finished,
+    require_unwrapped,
+)
 from twofour.packing import Header, Packed, encodings, has_form, packed_bytes, packed_rule, shape_of
 from twofour.patterns import DENSE, Pattern
 from twofour.quantization.carried import LowBits, held_by
@@ -317,12 +324,13 @@ def require_memory_mode(memory: object) -> None:
 
 
 def require_plain(model: nn.Module) -> None:
-    """Refuse a model that is compiled already.
+    """Refuse a model that is compiled already, or in the middle of its training.
 
     Raises:
         CompileError: It is, or some of its layers are, `model` is no module, or torch.compile has wrapped it.
     """
     require_unwrapped(model, CompileError)
+    require_finished(model, CompileError)
     if found := compiled_parts(model):
         raise CompileError(
             "the model is compiled already",

@@ -11,6 +11,7 @@ from twofour.layers.attachments import (
     describe_stored,
     is_masked,
     put_over,
+    require_finished,
     stored_shape,
     take_off,
 )
@@ -71,6 +72,7 @@ __all__ = [
     "reduction_axes",
     "remedy_for",
     "require_eligibility",
+    "require_finished",
     "require_matches",
     "require_module",
     "require_unwrapped",

@@ -14,15 +14,15 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from twofour.errors import TrainingError
+from twofour.errors import TrainingError, TwofourError
 from twofour.layers.modules import named_modules
 
 # Not in the modules: a copy of a model is not under the scheme of the original, and a reference would not pickle.
 _REGISTRY: WeakKeyDictionary[nn.Module, ReferenceType[Attachment]] = WeakKeyDictionary()
 
 CARRIED = "_twofour_attached"
-"""Attribute of a module that another class was put over: what that class computes with, of a class with a `title`. It
-goes along with copies and pickles of the module."""
+"""Attribute of a module that another class was put over: what that class computes with, of a class with a `title`, and
+`backward_only` where it is a training's products. It goes along with copies and pickles of the module."""
 
 MASKED = "_twofour_links"
 """Attribute of a masked module, in which `masks` keeps what holds there; it goes along with copies and pickles."""
@@ -179,6 +179,25 @@ def describe_stored(model: nn.Module) -> str:
         if any(hasattr(parameter, STORED) for parameter in module.parameters(recurse=False))
     }
     return _described(found)
+
+
+def require_finished(model: nn.Module, kind: type[TwofourError]) -> None:
+    """Refuse a model whose layers multiply as a training has them, in the forward pass too.
+
+    Raises:
+        TwofourError: It has such layers; of the kind that was asked for.
+    """
+    found: dict[str, str] = {}
+    for name, module in named_modules(model):
+        if getattr(module.__dict__.get(CARRIED), "backward_only", None) is False:
+            found[name or "(model)"] = attached(module)
+    if found:
+        raise kind(
+            "the model is in the middle of its training",
+            got=_described(found),
+            wanted="plain layers, masked or dense",
+            remedy="call finish() of the handle that attach returned, or twofour.training.both_ways.finish(copy)",
+        )
 
 
 def _described(found: dict[str, str]) -> str:

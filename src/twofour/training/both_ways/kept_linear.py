@@ -66,6 +66,8 @@ class KeptLinear(SparseLinear, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return X W^T + bias."""
+        if torch.compiler.is_exporting():
+            _refuse_export()
         hold(self)
         masked_of(self).settle(values_of(self))
         return through_products(self.__dict__[CARRIED], input, values_of(self), self.bias)
@@ -138,6 +140,16 @@ class KeptLinear(SparseLinear, nn.Linear):
             put_places(values_of(self), masked, kept.places_of(rule.keep))
         masked.forget_values()
         return kept.gather(places_of(self), dense)
+
+
+@torch.compiler.disable(reason="twofour: kept values alone; call finish() of the handle before torch.export")
+def _refuse_export() -> None:
+    raise TrainingError(
+        "a layer that holds its kept values alone is not exported",
+        got="torch.export in the middle of the training",
+        wanted="plain layers, dense or masked",
+        remedy="call finish() of the handle first; of a copy, twofour.training.both_ways.finish(copy)",
+    )
 
 
 def _takes_no_other(got: str) -> TrainingError:

@@ -122,7 +122,7 @@ class SparseLinear(nn.Linear):
             return cast(Tensor, _Products.apply(*as_autocast(input, weight, bias), products.number))
 
 
-@torch.compiler.disable(reason="twofour: native, on raw pointers")
+@torch.compiler.disable(reason="twofour: native, on raw pointers; a model that is exported whole is finished before")
 def through_products(products: LinearProducts, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return X W^T + bias of a masked weight, as its parameter holds it."""
     with apart():
