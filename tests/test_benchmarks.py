@@ -585,8 +585,12 @@ def test_a_repetition_trains_every_arm_on_the_same_batches(cases, monkeypatch, c
     monkeypatch.setattr(repetition, "task_of", lambda name: task)
     monkeypatch.setattr(repetition, "TRIAL", 1)
     monkeypatch.setattr(repetition, "SLICE", 1)
+    begun: list[tuple[str, int]] = []
+    monkeypatch.setattr(repetition.Progress, "begin", lambda self, title, total, *_: begun.append((title, total)))
     (cell,) = repetition.cells(["cifar10"], ["float32"], 1, {"cifar10": 300})
     record = repetition.Bench([repetition.COMPILED], "magnitude")(cell)
+    steps = ("training every arm in turns, steps", 2 * 4)
+    assert [one for one in begun if "measuring" not in one[0]][1:] == [steps, ("judging the arms", 4)]
     arms = repetition.DENSE, repetition.MASKED, repetition.BOTH, repetition.SPARSE_GRADIENT
     assert set(record.timings) == {*arms}
     assert record.meta["steps"] == 2 and record.baseline == (repetition.DENSE,)

@@ -36,6 +36,7 @@ from cases.training import BOTH, COMPILED, CONTROL, EAGER, KEPT, TYPES
 from twofour import measure
 from twofour.errors import DataError, MeasureError
 from twofour.measure import Record, Timing
+from twofour.progress import Progress
 from twofour.training import both_ways, sdgp
 
 DENSE, MASKED, SPARSE_GRADIENT = "dense", "2:4", "2:4, SDGP"
@@ -195,9 +196,15 @@ class Bench:
                 wanted=f"at least {loader.batch}",
                 remedy="take more",
             )
-        arms, found = self._arms(task, str(cell["model"]), dtype, beginning, epochs * len(loader))
-        slices, data = trained(arms, loader, epochs)
-        metrics = {name: arm.finished() for name, arm in arms.items()}
+        with Progress() as shown:
+            arms, found = self._arms(task, str(cell["model"]), dtype, beginning, epochs * len(loader), shown)
+            slices, data = trained(arms, loader, epochs, shown)
+            shown.begin("judging the arms", len(arms))
+            metrics = {}
+            for name, arm in arms.items():
+                shown.say(name)
+                metrics[name] = arm.finished()
+                shown.advance()
         metric = task.metric
         facts = {
             "examples_trained": len(loader) * loader.batch,
@@ -231,18 +238,28 @@ class Bench:
         return model
 
     def _arms(
-        self, task: Any, name: str, dtype: torch.dtype, batches: Sequence[tuple[Any, Any]], steps: int
+        self,
+        task: Any,
+        name: str,
+        dtype: torch.dtype,
+        batches: Sequence[tuple[Any, Any]],
+        steps: int,
+        shown: Progress,
     ) -> tuple[dict[str, Trainee], dict[str, object]]:
         """Return the fastest way of each arm, and what the trial found."""
         made: dict[tuple[str, str], Trainee] = {}
         setup: dict[str, dict[str, float]] = {}
         missing: dict[str, str] = {}
+        done = 0
+        shown.begin(f"{name}: building and trying the arms", sum(map(len, ARMS[name].values())))
         for arm, ways in ARMS[name].items():
             wanted = [way for way in ways if arm not in self.without and way not in self.without]
             begin = time.perf_counter()
+            shown.say(f"{arm}: pruning")
             start = self._start(task, arm) if wanted else None
             pruning = time.perf_counter() - begin
             for way in wanted:
+                shown.say(f"{arm}: {way}")
                 begin = time.perf_counter()
                 try:
                     trainee = Trainee(task, copy.deepcopy(start), arm, way, dtype, batches[0][0], steps)
@@ -252,6 +269,8 @@ class Bench:
                     continue
                 made[arm, way] = trainee
                 setup.setdefault(arm, {})[way] = pruning + time.perf_counter() - begin
+            done += len(ways)
+            shown.move(done)
         if DENSE not in setup:
             raise MeasureError("there is no dense arm to compare with", got=str(missing), wanted="one way of it")
         samples: dict[tuple[str, str], list[float]] = {key: [] for key in made}
@@ -286,8 +305,9 @@ Taken = list[tuple[float, int]]
 """Seconds and steps of each slice."""
 
 
-def trained(arms: Mapping[str, Trainee], loader: Any, epochs: int) -> tuple[dict[str, Taken], float]:
+def trained(arms: Mapping[str, Trainee], loader: Any, epochs: int, shown: Progress) -> tuple[dict[str, Taken], float]:
     """Train every arm; return its slices, and the seconds that making batches took, which all of them share."""
+    shown.begin("training every arm in turns, steps", epochs * len(loader) * len(arms))
     taken: dict[str, Taken] = {name: [] for name in arms}
     data, names = 0.0, list(arms)
     for epoch in range(epochs):
@@ -301,12 +321,14 @@ def trained(arms: Mapping[str, Trainee], loader: Any, epochs: int) -> tuple[dict
                 break
             turn = number % len(names)
             for name in names[turn:] + names[:turn]:
+                shown.say(name)
                 with torch.random.fork_rng(devices=[]):
                     torch.manual_seed(epoch * 1_000_003 + number)  # the same dropout in each arm
                     begin = time.perf_counter()
                     for batch in part:
                         arms[name].step(batch)
                     taken[name].append((time.perf_counter() - begin, len(part)))
+                shown.move(sum(steps for slices in taken.values() for _, steps in slices))
     return taken, data
 
 
