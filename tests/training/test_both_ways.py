@@ -430,6 +430,13 @@ def test_a_training_in_another_type_than_the_examples_is_chosen_anew(
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         model(batch())
     assert "evaluation" not in str(handle.plan), "both types are known now"
+    gradients(model, batch())
+    with torch.no_grad():  # layouts of both types follow the weight
+        model[0].weight.mul_(2)
+    plain[0].weight.data.mul_(2)
+    assert_near({"y": model(batch())}, {"y": plain(batch())}, 2e-6)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert_near({"y": model(batch())}, {"y": plain(batch())}, 2e-2)
     assert not any(record.levelname == "ERROR" for record in caplog.records)
 
 

@@ -147,7 +147,7 @@ def test_weights_and_state_take_half_the_memory(name: str, most: float) -> None:
 def test_memory_before_the_first_step_says_what_is_not_there_yet() -> None:
     model = network()
     handle = attach(model)
-    assert re.search(r"no optimiser has stepped yet.*\nno forward pass yet", str(handle.memory))
+    assert re.search(r"no optimiser has stepped yet.*\nno layouts.*no forward pass yet", str(handle.memory))
     losses(model, optimizer := OPTIMIZERS["adamw"](model.parameters()), 0, 1)
     assert optimizer.state and "yet" not in str(handle.memory)
 

@@ -162,10 +162,12 @@ class MaskedWeight(Source):
             assert keep is not None
             self._packed[key] = kernel.blank(keep.t().contiguous() if call.product == "data" else keep)
         state = (weight._version, weight.data_ptr())
-        stale = {key} - self._filled if self._packed_state == state else {key} | self._filled
-        if stale:
+        moved = self._packed_state != state
+        # Layouts of another type, of evaluations between the steps, wait until they are asked for.
+        alike = {one for one in self._filled if self._packed[one].kernel.dtype == kernel.dtype}
+        if stale := {key} | alike if moved else {key} - self._filled:
             self._refill(weight.t() if call.product == "data" else weight, stale)
-            self._filled, self._packed_state = self._filled | stale, state
+            self._filled, self._packed_state = stale if moved else self._filled | stale, state
         return self._packed[key]
 
     def watch(self, weight: Tensor) -> None:

@@ -47,7 +47,7 @@ class Memory:
         layouts = "layouts", self.layouts, 0
         found = (_row(*row) for row in (*rows, sums[0], layouts, sums[1]))
         notes = [] if self.state else ["no optimiser has stepped yet: its state is not counted"]
-        notes += [] if self.layouts else ["no forward pass yet: the layouts of W and W^T are not there"]
+        notes += [] if self.layouts else ["no layouts of W and W^T: no forward pass yet, or all products are dense"]
         return "\n".join((f"{'':<16}{'MB':>10}{'dense MB':>10}  of dense", *found, *notes))
 
 
