@@ -132,7 +132,7 @@ GIVEN: dict[str, dict[int, str]] = {
     "runtime": {},
     "sdgp": {},
     "sparse_tensor_core": {},
-    "sparse_training": {0: "batch = example"},
+    "sparse_training": {},
     "training": {
         1: "model = made()",
         2: "model = made()\noptimizer = make_optimizer(model.parameters())",
