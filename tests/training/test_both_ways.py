@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrize
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from twofour import advise, check, compile, masks, patterns, prune
 from twofour.errors import CompileError, PatternError, TrainingError
@@ -472,6 +473,15 @@ def test_a_layer_that_gains_nothing_stays_dense_unless_it_came_pruned(
         pruned = attach(prune(network(), {"2": "2:4-transposable"}), kernels="measured")
         assert list(pruned.masks()) == ["2.weight"] and pruned.plan.layers[0].unmasked
     assert attach(network(), kernels="measured", state="packed").masks().keys() == {"0.weight", "2.weight"}
+
+
+def test_processes_that_measure_each_by_itself_have_the_same_masks(gaining: set[tuple[int, int]]) -> None:
+    assert not gaining
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        assert attach(network(), kernels="measured").masks().keys() == {"0.weight", "2.weight"}
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_attach_says_which_layer_it_measures_and_measures_a_shape_once(monkeypatch: pytest.MonkeyPatch) -> None:

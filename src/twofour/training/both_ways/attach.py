@@ -77,9 +77,10 @@ def attach(
         gradient: The weight gradient: "dense", exact, or "2:4", an unbiased 2:4 estimate of dZ along the tokens (Chmiel
             et al. 2022, arXiv 2203.10991), so that all three products are sparse.
         kernels: "measured": each product of each layer takes what is faster here, dense or 2:4. A layer none of whose
-            products gains stays dense, without a mask, unless it came with one or `state` is "packed", whose half of
-            memory and optimiser every layer gains. "sparse": 2:4 without measuring; "dense": the control, no mask and
-            the fastest dense implementations.
+            products gains stays dense, without a mask, unless it came with one, `state` is "packed", whose half of
+            memory and optimiser every layer gains, or several processes train, which measure each by
+            itself. "sparse": 2:4 without measuring; "dense": the control, no mask and the fastest dense
+            implementations.
         state: What parameters and the optimiser's state hold. "dense": the whole weight. "packed", with a fixed mask on
             the CPU: the kept values alone, so that gradients, optimiser, clipping and weight decay have half as much
             to do and to remember, by the same rule for each value. A parameter is then (out, in / 2) and the same
@@ -118,17 +119,15 @@ def attach(
         require_full(first)
     came, choosing = masks.of(model), Choosing(gradient, every, kernels, state, seconds)
     plans = _plans(choosing, weights, seen, came, shown=progress)
-    for weight, plan in zip(weights, plans, strict=True):
-        if plan.unmasked:
-            first.pop(weight.name, None)
+    for name in [weight.name for weight, plan in zip(weights, plans, strict=True) if plan.unmasked]:
+        first.pop(name, None)
     workspace = Workspace()
     for index, (weight, plan) in enumerate(zip(weights, plans, strict=True)):
-        layer_seed = (seed * 0x85EBCA6B + index * 0xC2B2AE35) & 0xFFFFFFFF
-        _put(weight.module, plan, Anew(choosing, seen[weight.name][0]), layer_seed, workspace)
+        own = (seed * 0x85EBCA6B + index * 0xC2B2AE35) & 0xFFFFFFFF
+        _put(weight.module, plan, Anew(choosing, seen[weight.name][0]), own, workspace)
     # What changes gradients and masks; a state may go from one form of the parameters to the other.
-    arguments: dict[str, Any] = {"gradient": gradient, "schedule": schedule, "begin": begin}
-    arguments |= {} if every is None else {"decay": decay}
-    arguments |= {} if gradient == "dense" else {"seed": seed}
+    arguments = {"gradient": gradient, "schedule": schedule, "begin": begin}
+    arguments |= ({} if every is None else {"decay": decay}) | ({} if gradient == "dense" else {"seed": seed})
     held = {"state": state, "activations": _fuse(model, kernels, seconds), "masked": bool(came), "arguments": arguments}
     handle = BothWays(model, weights, skipped, every=every, begin=start, decay=decay, first=first, **held)
     _tell(handle)

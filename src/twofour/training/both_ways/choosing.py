@@ -11,6 +11,7 @@ import torch
 
 from twofour.training.both_ways.choose import choices
 from twofour.training.both_ways.convolution import Seen, conv_choices
+from twofour.training.both_ways.kept_states import processes
 from twofour.training.sparse_linear import PRODUCTS, Choice
 from twofour.training.sparse_linear.implementations import TORCH, types
 
@@ -55,8 +56,11 @@ class Choosing:
 
     @property
     def keeps_masks(self) -> bool:
-        """Whether layers have masks whatever their products gain: what was asked for, or half of the memory."""
-        return self.kernels != "measured" or self.state == "packed"
+        """Whether layers have masks whatever their products gain: asked for, for half of the memory, or in one group.
+
+        Processes that train together measure each by itself, and their masks must not differ.
+        """
+        return self.kernels != "measured" or self.state == "packed" or processes() > 1
 
     def choose(self, called: Called, dtype: torch.dtype) -> Mapping[str, Choice]:
         """Return how each product runs."""

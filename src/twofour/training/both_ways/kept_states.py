@@ -100,17 +100,22 @@ class KeptStates:
         return {**state_dict, "state": state}
 
 
+def processes() -> int:
+    """Return how many processes train together."""
+    group = torch.distributed
+    return group.get_world_size() if group.is_available() and group.is_initialized() else 1
+
+
 def require_alone() -> None:
     """Refuse several processes: masks that differ from one to the next would not show in the values that they exchange.
 
     Raises:
         TrainingError: There are several.
     """
-    group = torch.distributed
-    if group.is_available() and group.is_initialized() and group.get_world_size() > 1:
+    if (count := processes()) > 1:
         raise TrainingError(
             "kept values alone are not trained by several processes yet",
-            got=f"{group.get_world_size()} processes",
+            got=f"{count} processes",
             wanted="one, since whether all have the same masks is not looked at",
             remedy='both_ways.attach(..., state="dense")',
         )
