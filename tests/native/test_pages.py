@@ -3,6 +3,7 @@
 import gc
 import re
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,41 @@ def test_memory_is_given_back_with_the_last_tensor_on_it():
     del view
     gc.collect()
     assert held - _resident() > 28 * pages.HUGE_PAGE
+
+
+@linux
+def test_small_buffers_share_large_pages_and_give_them_back():
+    before = _resident()
+    buffers = [pages.empty(700_000).fill_(number) for number in range(12)]
+    assert all(buffer.data_ptr() % 64 == 0 and buffer.untyped_storage().nbytes() == 700_000 for buffer in buffers)
+    assert _resident() - before < 12 * 700_000 + (512 << 10)
+    view, third = buffers[2][10:20], buffers[2].data_ptr()
+    # what asks for large pages keeps what stands there
+    assert [int(buffer[-1]) for buffer in buffers] == list(range(12))
+    del buffers
+    gc.collect()
+    assert view.tolist() == [2] * 10
+    assert _resident() - before < 2 * pages.HUGE_PAGE + (512 << 10)  # the pages that it stands in
+    assert third not in {pages.empty(700_000).data_ptr() for _ in range(3)}  # it is taken while there is a view of it
+
+
+@linux
+def test_buffers_are_taken_and_given_back_by_several_threads_at_once():
+    sizes, wrong = [70_000, 900_000, 3_000_000, 64 << 10], list[int]()
+
+    def take(number: int) -> None:
+        held = list[Tensor]()
+        for turn in range(60):
+            held.append(pages.empty(sizes[(number + turn) % 4]).fill_(number))
+            wrong.extend(one.numel() for one in held if not bool((one == number).all()))
+            del held[: turn % 3]
+
+    threads = [threading.Thread(target=take, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
 
 
 def test_small_buffers_and_copies():
