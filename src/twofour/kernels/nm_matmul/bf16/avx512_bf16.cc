@@ -34,15 +34,13 @@ struct PairGroups {
 
 namespace twofour {
 
-int64_t nm_matmul_2x4_bf16_rows__avx512_bf16__workspace(const Matmul& a) {
-  return row_blocks_workspace<PairGroups>(a);
-}
-void nm_matmul_2x4_bf16_rows__avx512_bf16(const Matmul& a) { row_blocks<PairGroups, FetchTwice>(a); }
-
-int64_t nm_matmul_2x4_bf16_rows_near__avx512_bf16__workspace(const Matmul& a) {
-  return row_blocks_workspace<PairGroups>(a);
-}
-void nm_matmul_2x4_bf16_rows_near__avx512_bf16(const Matmul& a) { row_blocks<PairGroups, FetchOnce>(a); }
+#define TWOFOUR_ROWS(name, Fetch)                                                             \
+  int64_t name##__workspace(const Matmul& a) { return row_blocks_workspace<PairGroups>(a); } \
+  void name(const Matmul& a) { row_blocks<PairGroups, Fetch>(a); }
+TWOFOUR_ROWS(nm_matmul_2x4_bf16_rows__avx512_bf16, FetchTwice)
+TWOFOUR_ROWS(nm_matmul_2x4_bf16_rows_near__avx512_bf16, FetchOnce)
+TWOFOUR_ROWS(nm_matmul_2x4_bf16_rows_stream__avx512_bf16, FetchNone)
+#undef TWOFOUR_ROWS
 
 int64_t nm_matmul_2x4_bf16_panels__avx512_bf16__workspace(const Matmul& a) {
   return pair_product_workspace(a);

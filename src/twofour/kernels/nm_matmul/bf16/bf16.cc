@@ -15,6 +15,12 @@ int64_t TWOFOUR_WORKSPACE_HERE(nm_matmul_2x4_bf16_rows)(const Matmul& a) {
   return row_blocks_workspace<FloatGroups<Lanes>>(a);
 }
 void TWOFOUR_HERE(nm_matmul_2x4_bf16_rows)(const Matmul& a) { row_blocks<FloatGroups<Lanes>, FetchTwice>(a); }
+#if defined(TWOFOUR_SET_avx2)
+int64_t TWOFOUR_WORKSPACE_HERE(nm_matmul_2x4_bf16_rows_stream)(const Matmul& a) {
+  return row_blocks_workspace<FloatGroups<Lanes>>(a);
+}
+void TWOFOUR_HERE(nm_matmul_2x4_bf16_rows_stream)(const Matmul& a) { row_blocks<FloatGroups<Lanes>, FetchNone>(a); }
+#endif
 
 int64_t TWOFOUR_WORKSPACE_HERE(nm_matmul_2x4_bf16_panels)(const Matmul& a) {
   return panel_product_workspace<FloatPanel<Lanes>, kWide, 1>(a);

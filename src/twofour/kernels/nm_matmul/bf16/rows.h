@@ -21,20 +21,7 @@ using twofour::kRowUnit;
 constexpr int64_t kRowWorkspace = 512 * 1024;  // copied activations per pass over the weights: half of a small L2
 constexpr int64_t kRowGroups = kRowTile / 4;     // groups of inputs in a unit
 
-// How weights are fetched ahead, as in f32/row_blocks.h: into L2 and then into L1, or once, into L1 alone. Zen 5, a
-// decoding step of GPT-2 small: once takes 0.92 of the time of twice.
-struct FetchTwice {
-  template <class V>
-  static TWOFOUR_INLINE void fetch(const void* p) {
-    V::prefetch(p, 1024, 16384);
-  }
-};
-struct FetchOnce {
-  template <class V>
-  static TWOFOUR_INLINE void fetch(const void* p) {
-    __builtin_prefetch(static_cast<const char*>(p) + 4096, 0, 0);
-  }
-};
+using FetchTwice = FetchNearAndFar<1024>;
 
 // Groups as floats: two permutes and two multiply-adds. Activations are pieces of four floats.
 template <class Vector>
@@ -82,7 +69,7 @@ TWOFOUR_INLINE void add_unit(const char* unit, const char* x,
   for (int v = 0; v < vectors; v++) {
     const char* half = unit + v / per_half * kBf16HalfBytes + v % per_half * V::width * 4;
     index[v] = G::load_index(half);
-    Fetch::template fetch<V>(half);
+    Fetch::template fetch<V>(half, 0);
     values[v] = half + kRowUnit * 4;
   }
   TWOFOUR_UNROLL
@@ -92,7 +79,7 @@ TWOFOUR_INLINE void add_unit(const char* unit, const char* x,
     for (int v = 0; v < vectors; v++) {
       const char* at = values[v] + g * kRowUnit * 4;
       w[v] = G::load_weights(at);
-      Fetch::template fetch<V>(at);
+      Fetch::template fetch<V>(at, 0);
     }
     TWOFOUR_UNROLL
     for (int t = 0; t < T; t++) {
@@ -109,31 +96,26 @@ TWOFOUR_INLINE void add_unit(const char* unit, const char* x,
 template <class G, class Fetch, int T, int Halves>
 TWOFOUR_NOINLINE void row_unit(const Matmul& a, const char* unit, const char* x, int64_t first, int64_t row) {
   using V = typename G::V;
-  constexpr int vectors = Halves * (kRowUnit / V::width);
-  constexpr int Sets = vectors * T * 2 <= V::sums ? 2 : 1;
-  typename V::reg acc[Sets][vectors][T];
-  TWOFOUR_UNROLL
-  for (int s = 0; s < Sets; s++) {
-    TWOFOUR_UNROLL
-    for (int v = 0; v < vectors; v++) {
-      TWOFOUR_UNROLL
-      for (int t = 0; t < T; t++) acc[s][v][t] = V::zero();
-    }
-  }
+  constexpr int strips = Fetch::in_order ? Halves : 1;  // of rows that are read one after the other
+  constexpr int vectors = Halves / strips * (kRowUnit / V::width);
+  constexpr int Sets = strips * vectors * T * 2 <= V::sums ? 2 : 1;
+  typename V::reg acc[strips][Sets][vectors][T] = {};
   for (int64_t k = ceil_div(a.in_features, kRowTile); k > 0; k--) {
-    add_unit<G, Fetch, T, Halves, Sets>(unit, x, acc);
+    TWOFOUR_UNROLL
+    for (int s = 0; s < strips; s++) add_unit<G, Fetch, T, Halves / strips, Sets>(unit + s * kBf16HalfBytes, x, acc[s]);
     unit += 2 * kBf16HalfBytes;
     x += kRowGroups * T * G::piece;
   }
   TWOFOUR_UNROLL
-  for (int v = 0; v < vectors; v++) {
-    const int64_t m = row + v * V::width, rows = least(V::width, a.out_features - m);
+  for (int i = 0; i < strips * vectors; i++) {
+    const int s = i / vectors, v = i % vectors;
+    const int64_t m = row + i * V::width, rows = least(V::width, a.out_features - m);
     if (rows <= 0) continue;
     const typename V::reg bias = bias_of<V>(a, m, rows);
     TWOFOUR_UNROLL
     for (int t = 0; t < T; t++) {
-      typename V::reg sum = acc[0][v][t];
-      if (Sets == 2) sum = sum + acc[Sets - 1][v][t];
+      typename V::reg sum = acc[s][0][v][t];
+      if (Sets == 2) sum = sum + acc[s][Sets - 1][v][t];
       store_outputs<V>(a, first + t, m, rows, sum + bias);
     }
   }
@@ -142,7 +124,7 @@ TWOFOUR_NOINLINE void row_unit(const Matmul& a, const char* unit, const char* x,
 // Unit u (32 rows) for `tokens` <= T.
 template <class G, class Fetch, int T>
 void row_unit_of(int64_t tokens, const Matmul& a, const char* x, int64_t first, int64_t u) {
-  constexpr int Halves = kRowHalves<typename G::V>;
+  constexpr int Halves = Fetch::in_order ? 2 : kRowHalves<typename G::V>;
   if (tokens == T) {
     const int64_t unit_bytes = ceil_div(a.in_features, kRowTile) * 2 * kBf16HalfBytes;
     const char* unit = static_cast<const char*>(a.weight) + u * unit_bytes;

@@ -15,6 +15,10 @@ constexpr int kPanelWide = Lanes::sums == 4 ? 4 : 8, kPairWide = Lanes::width ==
 
 int64_t TWOFOUR_WORKSPACE_HERE(nm_matmul_2x4_f32_rows)(const Matmul& a) { return row_blocks_workspace<Lanes>(a); }
 void TWOFOUR_HERE(nm_matmul_2x4_f32_rows)(const Matmul& a) { row_blocks<Lanes, FetchTwice>(a); }
+#if defined(TWOFOUR_SET_avx2)
+int64_t TWOFOUR_WORKSPACE_HERE(nm_matmul_2x4_f32_rows_stream)(const Matmul& a) { return row_blocks_workspace<Lanes>(a); }
+void TWOFOUR_HERE(nm_matmul_2x4_f32_rows_stream)(const Matmul& a) { row_blocks<Lanes, FetchNone>(a); }
+#endif
 #if defined(TWOFOUR_SET_avx512)
 int64_t TWOFOUR_WORKSPACE_HERE(nm_matmul_2x4_f32_rows_near)(const Matmul& a) { return row_blocks_workspace<Lanes>(a); }
 void TWOFOUR_HERE(nm_matmul_2x4_f32_rows_near)(const Matmul& a) { row_blocks<Lanes, FetchOnce>(a); }

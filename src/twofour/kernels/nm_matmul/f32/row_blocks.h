@@ -24,24 +24,7 @@ using twofour::kRowHalfBytes;
 using twofour::Matmul;
 
 constexpr int64_t kRowWorkspace = 512 * 1024;  // copied activations per pass over the weights: half of a small L2
-// How weights are fetched ahead while one stream of them is read once: into L2 and then into L1 (the far one covers the
-// latency of DRAM; one prefetch into L1 is held back by its 16 fill buffers), or once. Intel (Granite Rapids class), 8
-// tokens from DRAM: 87 GFLOP/s twice, 77 into L2 only, 64 with none. Zen 5: once and nearer takes 0.7 to 0.93 of the
-// time of twice; into L1 alone (not kept in L2) 0.9 of that in a whole decoding step, whose other code and data then
-// stay in L2.
-struct FetchTwice {
-  template <class V>
-  static TWOFOUR_INLINE void fetch(const void* p, int64_t) {
-    V::prefetch(p, 2048, 16384);
-  }
-};
-struct FetchOnce {
-  template <class V>
-  static TWOFOUR_INLINE void fetch(const void* p, int64_t) {
-    __builtin_prefetch(static_cast<const char*>(p) + 4096, 0, 0);
-  }
-};
-
+using FetchTwice = FetchNearAndFar<2048>;
 constexpr int64_t kRowBlock = 16;  // tiles summed on their own: one chain over 4096 inputs erred four times as much
 
 inline int64_t row_tiles(const Matmul& a) { return (a.in_features + kRowTile - 1) / kRowTile; }
@@ -109,44 +92,35 @@ TWOFOUR_INLINE void add_sums(const typename V::reg (&acc)[Sets][vectors][T], typ
 // Rows [row, row + 16 * Halves) of T tokens from `first` on.
 template <class V, class Fetch, int T, int Halves>
 TWOFOUR_INLINE void row_unit(const Matmul& a, const char* unit, const float* x, int64_t first, int64_t row) {
-  constexpr int vectors = Halves * (kRowUnit / V::width);
-  constexpr int Sets = vectors * T * 2 <= V::sums ? 2 : 1;
-  typename V::reg total[vectors][T];
-  TWOFOUR_UNROLL
-  for (int v = 0; v < vectors; v++) {
-    TWOFOUR_UNROLL
-    for (int t = 0; t < T; t++) total[v][t] = V::zero();
-  }
+  constexpr int strips = Fetch::in_order ? Halves : 1;  // of rows that are read one after the other
+  constexpr int vectors = Halves / strips * (kRowUnit / V::width);
+  constexpr int Sets = strips * vectors * T * 2 <= V::sums ? 2 : 1;
+  typename V::reg total[strips][vectors][T] = {};
   for (int64_t left = row_tiles(a); left > 0; left -= kRowBlock) {
-    typename V::reg acc[Sets][vectors][T];
-    TWOFOUR_UNROLL
-    for (int s = 0; s < Sets; s++) {
+    typename V::reg acc[strips][Sets][vectors][T] = {};
+    for (int64_t k = least(left, kRowBlock); k > 0; k--, unit += 2 * kRowHalfBytes, x += kRowTile * T) {
       TWOFOUR_UNROLL
-      for (int v = 0; v < vectors; v++) {
-        TWOFOUR_UNROLL
-        for (int t = 0; t < T; t++) acc[s][v][t] = V::zero();
-      }
+      for (int s = 0; s < strips; s++)
+        add_unit<V, FourInputs<V>, Fetch, T, Halves / strips, Sets>(unit + s * kRowHalfBytes, 0, x, acc[s]);
     }
-    for (int64_t k = least(left, kRowBlock); k > 0; k--, unit += 2 * kRowHalfBytes, x += kRowTile * T)
-      add_unit<V, FourInputs<V>, Fetch, T, Halves, Sets>(unit, 0, x, acc);
-    add_sums<V, vectors, T, Sets>(acc, total);
+    TWOFOUR_UNROLL
+    for (int s = 0; s < strips; s++) add_sums<V, vectors, T, Sets>(acc[s], total[s]);
   }
   TWOFOUR_UNROLL
-  for (int v = 0; v < vectors; v++) {
-    const int64_t m = row + v * V::width, rows = least(V::width, a.out_features - m);
+  for (int i = 0; i < strips * vectors; i++) {
+    const int64_t m = row + i * V::width, rows = least(V::width, a.out_features - m);
     if (rows <= 0) continue;
     const typename V::reg bias = a.bias == nullptr ? V::zero() : V::load_partial(a.bias + m, rows);
     TWOFOUR_UNROLL
-    for (int t = 0; t < T; t++) {
-      V::store_partial(y_of(a) + (first + t) * a.y_stride + m, total[v][t] + bias, rows);
-    }
+    for (int t = 0; t < T; t++)
+      V::store_partial(y_of(a) + (first + t) * a.y_stride + m, total[i / vectors][i % vectors][t] + bias, rows);
   }
 }
 
 // All rows of units [u0, u1) (32 rows each) for T tokens.
 template <class V, class Fetch, int T>
 TWOFOUR_NOINLINE void row_units(const Matmul& a, const float* x, int64_t first, int64_t u0, int64_t u1) {
-  constexpr int Halves = kRowHalves<V>;
+  constexpr int Halves = Fetch::in_order ? 2 : kRowHalves<V>;
   const int64_t unit_bytes = row_tiles(a) * 2 * kRowHalfBytes;
   for (int64_t u = u0; u < u1; u++) {
     const char* unit = static_cast<const char*>(a.weight) + u * unit_bytes;
