@@ -208,7 +208,8 @@ def test_the_state_dict_keeps_the_dense_keys_and_loading_moves_the_packed_weight
 
 
 @pytest.mark.parametrize("options", [{}, {"schedule": "every=2", "gradient": "2:4"}, {"begin": 2, "gradient": "2:4"}])
-def test_resumed_is_as_if_never_stopped(options: dict[str, object]) -> None:
+@pytest.mark.parametrize("handle_first", [False, True])
+def test_resumed_is_as_if_never_stopped(options: dict[str, object], handle_first: bool) -> None:
     whole, part = network(), network()
     one, two = attach(whole, **options), attach(part, **options)
     first, second = (torch.optim.AdamW(m.parameters(), 1e-2) for m in (whole, part))
@@ -217,9 +218,9 @@ def test_resumed_is_as_if_never_stopped(options: dict[str, object]) -> None:
     resumed = network(seed=3)
     third = attach(resumed, **options)
     optimizer = torch.optim.AdamW(resumed.parameters(), 1e-2)
-    resumed.load_state_dict(part.state_dict())
-    optimizer.load_state_dict(second.state_dict())
-    third.load_state_dict(two.state_dict())
+    loaded = [(resumed, part), (optimizer, second), (third, two)]
+    for mine, theirs in loaded[2:] + loaded[:2] if handle_first else loaded:
+        mine.load_state_dict(theirs.state_dict())
     steps(resumed, optimizer, 3, 3)
     assert one.steps == third.steps == 6
     for name, value in whole.state_dict().items():
@@ -596,12 +597,12 @@ def test_a_plan_begins_with_a_summary_and_folds_layers_that_are_alike() -> None:
     assert str(plan).splitlines() == [
         "6 layers: 6 of 18 products run 2:4, 6 at kept places",
         "products of a step, packing included, timed one by one: 54.0 ms dense, 42.0 ms as chosen: 1.29 times as fast",
-        "0.up, 1.up, 2.up and 2 more  8 x 16, 4 tokens, float32",
+        "{0-4}.up  x5  8 x 16, 4 tokens, float32",
         *(alike := [f"  {name:<8} {choice}" for name, choice in choices.items()]),
         "head  8 x 16, 4 tokens, float32",
         *alike,
         "  note     something",
-        "a, b  dense: why",
+        "{a,b}  x2  dense: why",
         "c  dense: another",
     ]
 
@@ -724,6 +725,11 @@ def test_a_model_in_training_is_not_compiled(state: str) -> None:
             with pytest.raises(CompileError, match=said):
                 refuses(given)
     assert compile(handle.finish(), batch(), graph=False).plan.layers
+
+
+def test_a_batch_with_its_targets_is_no_example() -> None:
+    with pytest.raises(TrainingError, match=r"does not run on the example(.|\n)*without targets"):
+        both_ways.attach(network(), (batch(), batch()))
 
 
 def test_models_that_cannot_take_part_are_refused() -> None:

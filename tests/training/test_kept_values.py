@@ -170,7 +170,8 @@ def test_a_net_of_convolutions_is_sent_to_the_dense_state() -> None:
     both_ways.attach(net, torch.randn(1, 3, 8, 8), state="dense", kernels="sparse").remove()
 
 
-def test_what_is_saved_is_dense_and_goes_on_either_way() -> None:
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_what_is_saved_is_dense_and_goes_on_either_way(order: tuple[int, ...]) -> None:
     """Killed after three steps and resumed, packed or dense: the bits of six steps without a stop."""
     whole = network()
     kept_alive = attach(whole)
@@ -183,9 +184,8 @@ def test_what_is_saved_is_dense_and_goes_on_either_way() -> None:
         found = losses(model, first, 0, 3)
         saved = pickle.loads(pickle.dumps((model.state_dict(), first.state_dict(), handle.state_dict())))
         assert saved[0]["0.weight"].shape == saved[1]["state"][0]["exp_avg"].shape == (64, 32)
-        other.load_state_dict(saved[0])
-        second.load_state_dict(saved[1])
-        resumed.load_state_dict(saved[2])
+        for part in order:
+            (other, second, resumed)[part].load_state_dict(saved[part])
         found += losses(other, second, 3, 3)
         same = before == after  # else the weight gradient is summed in another order
         assert found == (want if same else pytest.approx(want, rel=1e-5)), (before, after)

@@ -14,7 +14,7 @@ from twofour.cli.options import DenseModel, Skip, counts_of
 from twofour.compiler import Advice, AdviceRow
 from twofour.compiler.advice import verdict_of
 from twofour.compiler.advise import PATTERNS
-from twofour.compiler.grouped import grouped
+from twofour.layers.grouped import grouped
 
 
 def advise(

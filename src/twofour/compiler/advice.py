@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from twofour.compiler.grouped import grouped
 from twofour.compiler.plan import aligned
+from twofour.layers.grouped import grouped
 
 WORTH = 1.05
 """Ratio from which a layer is said to go faster: below it, the gain is within the noise of a shared machine."""

@@ -9,12 +9,12 @@ from typing import Any
 
 from twofour.compiler.choose import Choice, Times
 from twofour.compiler.graph_report import GraphReport
-from twofour.compiler.grouped import grouped, one_text, without_numbers
 from twofour.errors import CompileError
 from twofour.graph import EXACT, Calls
 from twofour.graph.plot import draw
 from twofour.kernels.base import Row
 from twofour.kernels.table import find
+from twofour.layers.grouped import grouped, one_text, without_numbers
 from twofour.measure.travelling import MachineTimes
 
 

@@ -35,6 +35,7 @@ from twofour.training.sparse_linear.module import as_autocast, put_products
 
 _log = logging.getLogger("twofour.training")
 
+_INPUT = "pass the model's input of one batch of the training, without targets"
 _FORMS = '"fixed" or "every=K", K steps of the optimiser'
 
 
@@ -330,7 +331,7 @@ def _calls(model: nn.Module, weights: Sequence[PrunableWeight], example: Any) ->
     layers = [(weight.name, weight.module) for weight in weights]
     parameters = {weight.name: weight.parameter for weight in weights}
     with (
-        calls.explaining(TrainingError, "the example", wanted=calls.FORMS, remedy="pass a batch of the training"),
+        calls.explaining(TrainingError, "the example", wanted=calls.FORMS, remedy=_INPUT),
         calls.evaluating(model),
         torch.no_grad(),
         calls.observing(layers, note),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from twofour.layers.grouped import grouped
+
 PRODUCTS = ("forward", "data", "weight")
 """The products of a Linear in training: Y = X W^T, dX = dZ W, dW = dZ^T X."""
 
@@ -132,18 +134,14 @@ class Plan:
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        folded: dict[str, list[str]] = {}
-        for layer in self.layers:
-            folded.setdefault(layer.described, []).append(layer.name)
-        left: dict[str, list[str]] = {}
-        for name, reason in self.skipped.items():
-            left.setdefault(reason, []).append(name)
-        lines = [self.summary, *(f"{_together(names)}  {text}" for text, names in folded.items())]
-        lines += [f"{_together(names)}  dense: {reason}" for reason, names in left.items()]
+        lines = [self.summary]
+        lines += _folded([layer.name for layer in self.layers], [layer.described for layer in self.layers])
+        lines += _folded(list(self.skipped), [f"dense: {reason}" for reason in self.skipped.values()])
         lines += [f"{call}  {choice}" for call, choice in self.functions.items()]
         return "\n".join(lines)
 
 
-def _together(names: list[str]) -> str:
-    """Name what is alike: all of a few, else the first."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+def _folded(names: list[str], texts: list[str]) -> list[str]:
+    """Return what is said of each, once for those that are alike."""
+    groups = grouped(names, texts)
+    return ["  ".join(filter(None, (one.pattern, one.count, texts[one.members[0]]))) for one in groups]

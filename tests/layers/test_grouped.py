@@ -8,7 +8,7 @@ from dataclasses import replace
 from twofour.compiler import LayerPlan, Plan
 from twofour.compiler.advice import Advice, AdviceRow
 from twofour.compiler.graph_report import GraphReport, OperatorTime
-from twofour.compiler.grouped import grouped, one_text, without_numbers
+from twofour.layers.grouped import grouped, one_text, without_numbers
 
 SPARSE, DENSE = "nm_matmul_2x4_f32_rows__scalar", "dense_matmul_f32_linear__torch"
 

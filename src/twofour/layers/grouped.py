@@ -36,7 +36,7 @@ def grouped(names: Sequence[str], keys: Sequence[Hashable]) -> list[Group]:
     for index, (name, key) in enumerate(zip(names, keys, strict=True)):
         parts = tuple(name.split("."))
         found.setdefault((key, len(parts)), {}).setdefault(parts, []).append(index)
-    groups = []
+    groups: list[Group] = []
     for places in found.values():
         for box in _boxes(places):
             chosen = [parts for parts in places if all(part in held for part, held in zip(parts, box, strict=True))]
