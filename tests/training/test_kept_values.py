@@ -631,6 +631,31 @@ def test_a_state_that_is_refused_leaves_the_handle_as_it_was() -> None:
     assert handle.steps == 0
 
 
+def test_auto_packs_where_all_that_takes_part_can_be(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "twofour.training")
+    packed = attach(network(), "auto")
+    assert packed.state == "packed" and 'state: "packed"' in caplog.text
+    sparser = prune(network(), {"0": "2:4-transposable"})
+    keep = masks.of(sparser)["0.weight"].keep
+    keep[0, keep[0].nonzero()[0]] = False
+    short = attach(sparser, "auto")
+    moving, control = (
+        attach(network(), "auto", schedule="every=2"),
+        attach(network(), "auto", kernels="dense", seconds=0.01),
+    )
+    net = nn.Sequential(nn.Conv2d(16, 16, 3), nn.Flatten(1), nn.Linear(16, 16))
+    convolved = both_ways.attach(net, torch.randn(2, 16, 3, 3), kernels="sparse", state="auto")
+    assert len(convolved.layers) == 2
+    handles = {
+        "fewer than two": short,
+        "the mask moves": moving,
+        "no mask": control,
+        "`0.weight` is no nn.Lin": convolved,
+    }
+    for why, handle in handles.items():
+        assert handle.state == "dense" and re.search(f'state: "dense", since .*{why}', caplog.text), why
+
+
 def test_several_processes_are_refused() -> None:
     model = network()
     handle = attach(model)

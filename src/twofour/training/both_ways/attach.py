@@ -23,7 +23,7 @@ from twofour.training.both_ways.convolution import Seen, SparseConv2d, obstacle,
 from twofour.training.both_ways.estimate import Estimate
 from twofour.training.both_ways.first_masks import first_masks, require_full
 from twofour.training.both_ways.handle import TITLE, BothWays
-from twofour.training.both_ways.kept_states import require_alone
+from twofour.training.both_ways.kept_states import processes, require_alone
 from twofour.training.both_ways.masked_weight import MaskedWeight
 from twofour.training.both_ways.pointwise import pointwise
 from twofour.training.fused.modules import is_written_out, put_through
@@ -88,7 +88,8 @@ def attach(
             object as before: an optimiser may be built earlier or later, and must step every value by itself (SGD,
             Adam, AdamW, ...; one that is not torch's is tried on a copy, and refused where it mixes values).
             `layer.weight`, the model's state dict and the optimiser's are dense as ever. Not the default: who walks
-            over parameters sees another shape.
+            over parameters sees another shape. "auto": "packed" where all that takes part can be, else "dense"; the log
+            and `handle.state` say which.
         skip: Globs of layers to leave dense.
         eligibility: As in `twofour.prune`.
         seed: Of the estimates.
@@ -112,7 +113,7 @@ def attach(
     every = _interval(schedule)
     _require_options(begin, decay, gradient, kernels, state, seconds)
     _require_packable(state, every, kernels)
-    weights, skipped = _weights(model, skip, eligibility, every, kernels, state)
+    state, weights, skipped = _taking_part(model, skip, eligibility, every, kernels, state)
     seen = _calls(model, weights, example)
     start = begin if kernels != "dense" else -1
     first = first_masks(model, weights) if start == 0 else {}
@@ -214,13 +215,39 @@ def _require_options(begin: int, decay: float, gradient: str, kernels: str, stat
     for name, value, known in (
         ("gradient", gradient, ("dense", "2:4")),
         ("kernels", kernels, ("measured", "sparse", "dense")),
-        ("state", state, ("dense", "packed")),
+        ("state", state, ("dense", "packed", "auto")),
     ):
         one_of(f"`{name}` is not known", value, known, TrainingError, "leave it out")
 
 
+def _taking_part(
+    model: nn.Module, skip: str | Sequence[str], eligibility: str, every: int | None, kernels: str, state: str
+) -> tuple[str, list[PrunableWeight], dict[str, str]]:
+    """Return the state, for "auto" the one that serves, the weights that take part, and why the others do not."""
+    if state != "auto":
+        return state, *_weights(model, skip, eligibility, every, kernels, state)
+    weights, skipped = _weights(model, skip, eligibility, every, kernels, "dense")
+    why = _not_packed(model, every, kernels, weights)
+    _log.info("state: %s", f'"dense", since {why}' if why else '"packed"')
+    return "dense" if why else "packed", weights, skipped
+
+
+def _not_packed(model: nn.Module, every: int | None, kernels: str, weights: Sequence[PrunableWeight]) -> str:
+    """Return why kept values alone cannot hold all that takes part, "" where they can."""
+    full = all(2 * int(mask.keep.sum()) == mask.keep.numel() for mask in masks.of(model).values())
+    reasons = {
+        "the mask moves": every is not None,
+        "the control has no mask": kernels == "dense",
+        "several processes train": processes() > 1,
+        "a mask keeps fewer than two of four": not full,
+    }
+    others = (weight.name for weight in weights if _reason(weight, "packed", kernels))
+    reasons |= {f"`{name}` is no nn.Linear on the CPU": True for name in others}
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
 def _require_packable(state: str, every: int | None, kernels: str) -> None:
-    if state == "dense":
+    if state != "packed":
         return
     if every is not None or kernels == "dense":
         raise TrainingError(

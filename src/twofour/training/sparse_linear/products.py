@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -23,6 +24,7 @@ from twofour.training.step_clock import part
 PARTS = {"forward": "forward", "data": "data gradient", "weight": "weight gradient"}
 """Product -> what the clock of a step calls it."""
 
+_log = logging.getLogger("twofour.training")
 _numbers = itertools.count()
 _numbered: WeakValueDictionary[int, LinearProducts] = WeakValueDictionary()
 
@@ -122,6 +124,7 @@ class LinearProducts:
 
     def _say(self, what: str) -> None:
         if what not in self.plan.note:
+            _log.info("`%s`: %s", self.plan.name, what)
             self.plan = replace(self.plan, note="; ".join(filter(None, (self.plan.note, what))))
 
     def settled(self, product: str, a: Tensor) -> Choice | None:
