@@ -20,7 +20,7 @@ from twofour.layers import is_hugging_face_conv1d
 
 def with_linears(model: Any) -> Any:
     """Return a copy whose Conv1D layers of Hugging Face, which quantisers of other makes pass by, are Linears."""
-    made = copy.deepcopy(model)
+    made = sharing(model)
     for name, layer in list(made.named_modules()):
         if is_hugging_face_conv1d(layer):
             linear = nn.Linear(*layer.weight.shape, bias=True)
@@ -28,6 +28,11 @@ def with_linears(model: Any) -> Any:
             owner, _, leaf = name.rpartition(".")
             setattr(made.get_submodule(owner), leaf, linear.requires_grad_(False))
     return made
+
+
+def sharing(model: Any) -> Any:
+    """Return a copy of a model on the same weights and buffers: several of Llama's would not fit beside each other."""
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
 
 
 class DecoderStep(nn.Module):
