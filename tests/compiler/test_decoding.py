@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import pickle
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ from torch import Tensor
 
 import twofour
 from twofour.compiler import decoding
+from twofour.compiler.cache_calls import joined, pair_of, stacked
 from twofour.compiler.caches import ROOM, Buffers
 from twofour.compiler.decoding import Decoding
 
@@ -326,6 +328,34 @@ def test_buffers_have_room_and_grow() -> None:
     assert torch.equal(cache.layers[1].values[:, :, :50], past[1][1])
     assert torch.equal(cache.layers[1].values[:, :, 50:], added[3].expand(-1, -1, 14, -1))
     assert larger.mask.sum() == 2 * 65
+
+
+@pytest.mark.parametrize("widths", [(4, 4), (4, 6)], ids=["alike", "values wider than keys"])
+def test_buffers_of_a_copied_cache_are_its_own(widths: tuple[int, int]) -> None:
+    from twofour.compiler.caches import cache_of
+
+    past = [tuple(torch.randn(1, 2, 5, width) for width in widths) for _ in range(2)]
+    cache = cache_of(past)
+    added = [torch.randn(1, 2, 1, width) for _ in range(2) for width in widths]
+    given = joined(added)
+    assert isinstance(given, torch.Tensor) == (widths[0] == widths[1])
+    Buffers.of(cache).append(given, cache)
+    for again in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
+        Buffers.of(again).append(given, again)
+        assert (Buffers.of(again).length, Buffers.of(cache).length) == (7, 6)
+        for index, (layer, kept) in enumerate(zip(again.layers, cache.layers, strict=True)):
+            for at, held in enumerate(pair_of(layer)):
+                new = added[2 * index + at]
+                assert torch.equal(held, torch.cat([past[index][at], new, new], 2))
+                assert torch.equal(Buffers.of(again).leaves[2 * index + at][:, :, :7], held), "the graph reads it"
+            assert kept.keys.shape[2] == 6
+
+
+def test_what_a_step_adds_is_stacked_as_torch_does() -> None:
+    wide = torch.randn(3, 1, 6, 8)
+    for one in (wide, wide.bfloat16()):
+        added = [one.narrow(3, 0, 4).transpose(1, 2), one.narrow(3, 4, 4).transpose(1, 2)]
+        assert torch.equal(stacked(added), torch.stack(added))
 
 
 def test_a_gradient_of_keys_is_not_lost(models: tuple[Any, Any], caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from twofour.compiler.caches import Buffers, Pair, cache_of, empty_cache, is_served, recording_cache
+from twofour import native
+from twofour.compiler.caches import Buffers, Pair, cache_of, empty_cache, is_served, kind_of, recording_cache
 
 UNSEEN = 30.0
 """What stands behind the keys and values of an example."""
@@ -46,6 +47,19 @@ def are_positions(given: Any, ids: Tensor) -> bool:
     if not isinstance(given, Tensor) or given.ndim != 2:
         return False
     return given.shape[1] == ids.shape[1] and given.shape[0] in (1, len(ids))
+
+
+def joined(added: list[Tensor]) -> list[Tensor] | Tensor:
+    """Return what a step adds to its cache as one tensor where all are alike, as `Buffers` holds them then."""
+    return torch.stack(added) if len({kind_of(tensor) for tensor in added}) == 1 else added
+
+
+def stacked(added: list[Tensor], dim: int = 0) -> Tensor:
+    """Do as torch.stack, by copies that a graph makes natively: torch's asks for a tensor of each view, from Python."""
+    found = added[0].new_empty(len(added), *added[0].shape)
+    for tensor, place in zip(added, found.unbind(dim), strict=True):
+        native.extension().copy(tensor, place, 1)
+    return found
 
 
 class CacheCall:
@@ -140,7 +154,7 @@ class Step(CacheCall):
         """Return what the graph is to answer."""
         answer = self.layers(ids, past)
         added = [t[:, :, -1:] for layer in answer.past_key_values.layers for t in pair_of(layer)]
-        return [*tree_leaves(fields_of(answer)), *added]
+        return [*tree_leaves(fields_of(answer)), *tree_leaves(joined(added))]
 
     def example(self, ids: Tensor, past: Sequence[Pair]) -> Call:
         """Return what the graph is given; keys that nobody sees are large, so that a graph that sees them shows."""
@@ -156,4 +170,4 @@ class Step(CacheCall):
         cache, layers = recording_cache(past)
         given = {"input_ids": input_ids, "position_ids": position_ids, "attention_mask": attention_mask}
         answer = self.forward(cache, **given)
-        return fields_of(answer), [layer.added for layer in layers]
+        return fields_of(answer), joined([tensor for layer in layers for tensor in layer.added])

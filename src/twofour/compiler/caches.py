@@ -123,16 +123,20 @@ class Buffers:
     """
 
     def __init__(self, past: Sequence[Pair]) -> None:
-        self.length = past[0][0].shape[2]
+        self.length, tensors = past[0][0].shape[2], [one for pair in past for one in pair]
         room = capacity(self.length)
+        self._held: Tensor | None = None  # all keys and values where they are alike: then one call of torch serves them
         self.leaves: list[Tensor] = []
         with torch.inference_mode(False), torch.no_grad():
-            for tensor in (one for pair in past for one in pair):
-                batch, heads, length, width = tensor.shape
-                held = torch.empty(batch, heads, room, width, dtype=tensor.dtype, device="cpu")
-                held[:, :, :length] = tensor
-                held[:, :, length:] = 0
-                self.leaves.append(held)
+            if len({kind_of(tensor) for tensor in tensors}) == 1:
+                batch, heads, _, width = tensors[0].shape
+                self._held = tensors[0].new_zeros(len(tensors), batch, heads, room, width)
+                self.leaves = leaves_of(self._held)
+            for index, tensor in enumerate(tensors):
+                if self._held is None:
+                    batch, heads, _, width = tensor.shape
+                    self.leaves.append(tensor.new_zeros(batch, heads, room, width))
+                self.leaves[index][:, :, : self.length] = tensor
             self.mask = torch.zeros(past[0][0].shape[0], 1, 1, room + 1, dtype=torch.bool, device="cpu")
         self.mask[..., : self.length] = True
         self.mask[..., room] = True
@@ -180,19 +184,41 @@ class Buffers:
 
     def hand(self, cache: Any) -> None:
         """Let a cache hold the keys and values that are there."""
-        self._handed = [tensor.narrow(2, 0, self.length) for tensor in self.leaves]
+        self._handed = self._cut(0, self.length)
         handed = iter(self._handed)
         for layer in cache.layers:
             layer.keys, layer.values = next(handed), next(handed)
         cache.__dict__["_twofour_buffers"] = self
 
-    def append(self, added: Sequence[Tensor], cache: Any) -> None:
+    def append(self, added: Sequence[Tensor] | Tensor, cache: Any) -> None:
         """Write keys and values of one token behind those that are there, and hand them to the cache."""
-        room = [tensor.narrow(2, self.length, 1) for tensor in self.leaves]
-        torch._foreach_copy_(room, list(added))  # pyright: ignore[reportPrivateImportUsage]
+        if self._held is not None and isinstance(added, Tensor):
+            self._held.narrow(3, self.length, 1).copy_(added)
+        else:
+            torch._foreach_copy_(self._cut(self.length, 1), list(added))  # pyright: ignore[reportPrivateImportUsage]
         self.mask[..., self.length] = True
         self.length += 1
         self.hand(cache)
 
+    def _cut(self, begin: int, count: int) -> list[Tensor]:
+        if self._held is not None:
+            return list(self._held.narrow(3, begin, count).unbind())
+        return [tensor.narrow(2, begin, count) for tensor in self.leaves]
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "checked": None}  # numbers of steps are those of a process
+        # numbers of steps are those of a process; what shares memory with `_held` is made anew
+        return {**self.__dict__, "checked": None, "leaves": self.leaves if self._held is None else []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.leaves = self.leaves if self._held is None else leaves_of(self._held)
+
+
+def kind_of(tensor: Tensor) -> tuple[int, int, torch.dtype]:
+    """Return heads, width and dtype of keys or values: what is alike in all layers of most models."""
+    return tensor.shape[1], tensor.shape[3], tensor.dtype
+
+
+def leaves_of(held: Tensor) -> list[Tensor]:
+    """Return parts of a tensor as tensors of other storages: no graph is recorded on inputs that share one."""
+    return [torch.from_dlpack(part) for part in held.unbind()]

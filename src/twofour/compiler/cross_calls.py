@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from twofour.compiler.cache_calls import UNSEEN, Call, RefusedError, fields_of, pair_of
+from twofour.compiler.cache_calls import UNSEEN, Call, RefusedError, fields_of, joined, pair_of
 from twofour.compiler.caches import Buffers, Pair, cache_of, is_served, recording_cache
 
 Known = tuple[Tensor, Tensor, list[Pair], list[Pair]]
@@ -94,7 +94,8 @@ class CrossStep:
         """Return what the graph is to answer."""
         answer = self.layers(ids, known)
         own = answer.past_key_values.self_attention_cache.layers
-        return [*tree_leaves(self.fields(answer)), *[t[:, :, -1:] for layer in own for t in pair_of(layer)]]
+        added = [tensor[:, :, -1:] for layer in own for tensor in pair_of(layer)]
+        return [*tree_leaves(self.fields(answer)), *tree_leaves(joined(added))]
 
     def fields(self, answer: Any) -> dict[str, Any]:
         """Return what a model answers beside its cache and what the encoder answered."""
@@ -149,4 +150,4 @@ class CrossStep:
         cache = EncoderDecoderCache(own, cache_of(cross))
         given = {**given, "encoder_outputs": answer_of(hidden), "past_key_values": cache, "use_cache": True}
         answer = type(self.model).forward(self.model, **given)
-        return self.fields(answer), [layer.added for layer in layers]
+        return self.fields(answer), joined([tensor for layer in layers for tensor in layer.added])

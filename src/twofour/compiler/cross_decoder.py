@@ -95,7 +95,7 @@ class CrossDecoding(Decoding):
             return self._say("with caches whose sizes the graph does not hold for")
         buffers.checked = kinds
         fields, added = self.step.outputs.value(self.step.program(*leaves))
-        buffers.append([tensor for pair in added for tensor in pair], own)
+        buffers.append(added, own)
         return self.kind(**fields, past_key_values=cache, encoder_last_hidden_state=hidden)
 
     def timed_behind(self, ids: Tensor, known: Known) -> Any:

@@ -136,7 +136,7 @@ class Decoding:
             return self._say("with a cache whose sizes the graph does not hold for")
         buffers.checked = kinds
         fields, added = self.step.outputs.value(self.step.program(*leaves))
-        buffers.append([tensor for pair in added for tensor in pair], cache)
+        buffers.append(added, cache)
         return self.kind(**fields, past_key_values=cache)
 
     def _begun(self, cache: Any, ids: Tensor, mask: Tensor | None, positions: Tensor | None, keep: int | None) -> Any:

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from twofour.calls import Example
 from twofour.capture import TRACING, Guard, arguments, capture, without_torchs_log
 from twofour.compiler.agreement import agreement
-from twofour.compiler.cache_calls import Call, Prompt, RefusedError, Step
+from twofour.compiler.cache_calls import Call, Prompt, RefusedError, Step, stacked
 from twofour.compiler.caches import ROOM
 from twofour.compiler.cross_calls import CrossStep, decodes_crossed
 from twofour.compiler.cross_decoder import CrossDecoding
@@ -35,7 +35,7 @@ from twofour.compiler.timed import held_by_model, held_by_program
 from twofour.compiler.whole_model import WholeModel
 from twofour.errors import cut
 from twofour.graph import JOIN_QKV, Executor, Program
-from twofour.graph.base import FailedRuleError
+from twofour.graph.base import FailedRuleError, aten
 from twofour.graph.executor.recorder import tensors_in
 from twofour.measure.chooser import race
 from twofour.measure.distance import distance
@@ -266,6 +266,8 @@ def _runner(
         try:
             with torch.inference_mode(), without_torchs_log():
                 rewrite_graph(fast, graph, plan, leaves, terms, left_out)
+                for node in graph.module.graph.find_nodes(op="call_function", target=aten.stack.default):
+                    node.target = stacked if any(user.op == "output" for user in node.users) else node.target
                 return WholeModel(fast, Guard(graph), Executor(Program(graph.module)), graph)
         except FailedRuleError as error:
             if error.rule in left_out:

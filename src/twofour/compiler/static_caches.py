@@ -140,7 +140,7 @@ class Slots:
         same = all(layer.keys is next(held) and layer.values is next(held) for layer in cache.layers)
         return same and int(cache.layers[0].cumulative_length) == self.length
 
-    def append(self, added: Sequence[Tensor], cache: Any) -> None:
+    def append(self, added: Sequence[Tensor] | Tensor, cache: Any) -> None:
         """Write keys and values of one token behind those that are there."""
         room = [tensor.narrow(2, self.length, 1) for tensor in self.leaves]
         torch._foreach_copy_(room, list(added))  # pyright: ignore[reportPrivateImportUsage]

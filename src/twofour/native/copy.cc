@@ -35,6 +35,9 @@ void copy(const View& from, const View& to, const char* source, char* target, in
   const int64_t count = axis < from.ndim ? from.shape[axis] : 1;
   const int64_t step = axis < from.ndim ? from.strides[axis] * int64_t{sizeof(From)} : 0;
   const int64_t stride = axis < from.ndim ? to.strides[axis] * int64_t{sizeof(To)} : 0;
+  if constexpr (std::is_same_v<To, From>)
+    if (axis + 1 == from.ndim && step == sizeof(From) && stride == step)
+      return void(std::memcpy(target, source, static_cast<size_t>(count) * sizeof(From)));
   for (int64_t i = 0; i < count; i++, source += step, target += stride) {
     if (axis + 1 < from.ndim) {
       copy<To, From>(from, to, source, target, axis + 1);
