@@ -442,6 +442,32 @@ def test_a_training_in_another_type_than_the_examples_is_chosen_anew(
     assert not any(record.levelname == "ERROR" for record in caplog.records)
 
 
+def test_a_layer_that_computes_in_two_types_in_every_step_lays_out_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = type(weight_kernels(torch.float32, TOKENS, torch.device("cpu"))[0])
+    laid: list[str] = []
+    blank = kind.blank
+    monkeypatch.setattr(kind, "blank", lambda kernel, keep: laid.append(kernel.dtype) or blank(kernel, keep))
+    model, plain = network(), network()
+    handle = attach(model)
+    for name, keep in handle.masks().items():
+        plain.get_parameter(name).data.mul_(keep)
+    for step in range(4):
+        laid.clear()
+        for net in (model, plain):
+            net.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                net(batch()).float().square().sum().backward()
+            net(batch()).square().sum().backward()
+        assert not laid or step < 2, "the first step drops what was laid out before the second type was met"
+        assert_near(*({name: w.grad for name, w in net.named_parameters()} for net in (model, plain)), 2e-2)
+        with torch.no_grad():
+            for net in (model, plain):
+                for weight in net.parameters():
+                    weight.mul_(1.1)
+    gradients(model, batch())
+    assert_near({"y": model(batch())}, {"y": plain(batch())}, 2e-6)
+
+
 def test_evaluation_in_another_type_measures_nothing_and_the_plan_says_so() -> None:
     model = network()
     handle = attach(model)

@@ -108,13 +108,14 @@ class LinearProducts:
         name, before = str(dtype).removeprefix("torch."), self.plan
         if self.anew is None or name == before.dtype or not torch.is_grad_enabled():
             return
-        if (plan := self._plans.get(name)) is None:
-            choices = self.anew(dtype, before.dtype)
-            if before.unmasked:
-                choices = {product: choice.without_mask() for product, choice in choices.items()}
-            plan = replace(before, dtype=name, choices=choices, note=f"chosen anew, after {before.dtype}")
-        self._plans |= {before.dtype: before, name: plan}
-        self.follow(plan)
+        self._plans[before.dtype] = before
+        if (known := self._plans.get(name)) is not None:
+            self.plan = known  # layouts stay: a layer that is called in both types in every step has those of both
+            return
+        choices = self.anew(dtype, before.dtype)
+        if before.unmasked:
+            choices = {product: choice.without_mask() for product, choice in choices.items()}
+        self.follow(replace(before, dtype=name, choices=choices, note=f"chosen anew, after {before.dtype}"))
 
     def follow(self, plan: LayerPlan) -> None:
         """Run as a plan says from now on."""
