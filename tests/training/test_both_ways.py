@@ -1,6 +1,7 @@
 """Training with 2:4 weights both ways against float64 on the masked weights."""
 
 import copy
+import pickle
 import re
 from dataclasses import replace
 from functools import partial
@@ -466,6 +467,20 @@ def test_a_layer_that_computes_in_two_types_in_every_step_lays_out_each_once(mon
                     weight.mul_(1.1)
     gradients(model, batch())
     assert_near({"y": model(batch())}, {"y": plain(batch())}, 2e-6)
+
+
+@pytest.mark.parametrize("state", ["dense", "packed"])
+def test_a_model_that_an_earlier_version_pickled_trains_on(monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+    model = network()
+    attach(model, state=state)
+    kind = type(model[0].__dict__[CARRIED])
+    later, whole = {"anew", "_plans"}, kind.__getstate__
+    earlier = lambda products: {name: held for name, held in whole(products).items() if name not in later}  # noqa: E731
+    monkeypatch.setattr(kind, "__getstate__", earlier)
+    old = pickle.loads(pickle.dumps(model))
+    assert_near(gradients(old, batch()), gradients(model, batch()), 1e-7)
+    with torch.autocast("cpu", torch.bfloat16):
+        old(batch()).float().sum().backward()
 
 
 def test_evaluation_in_another_type_measures_nothing_and_the_plan_says_so() -> None:

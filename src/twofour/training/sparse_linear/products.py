@@ -160,7 +160,7 @@ class LinearProducts:
         return {**self.__dict__, "plan": plan, "_signatures": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:  # a copy, also of another process, gets a number of its own
-        self.__dict__.update(state)
+        self.__dict__.update({"anew": None, "_plans": {}} | state)  # pickles of earlier versions have neither
         self._register()
 
 
