@@ -567,12 +567,67 @@ def test_resumed_layers_have_masks_as_the_interrupted_run_had(
     for one, state in zip((other, late, fourth), (saved[1], saved[2], saved[0]), strict=True):
         one.load_state_dict(copy.deepcopy(state))  # the model before the handle
     if not masked_there:
-        with pytest.raises(TrainingError, match=r"`2.weight`: a layer has lost(.|\n)*then model.load_state_dict"):
-            steps(other, late, 3, 3)
+        stranger = network()
+        steps(stranger, torch.optim.SGD(stranger.parameters(), 0.1), 0, 1)
+        lost = r"`2.weight`: a layer has lost(.|\n)*then model.load_state_dict"
+        for going_on in (
+            lambda: steps(other, late, 3, 3),
+            fourth.finish,
+            fourth.remove,
+            lambda: steps(other, late, 3, 1),
+        ):
+            with pytest.raises(TrainingError, match=lost):
+                going_on()
         for one, state in zip((other, late), saved[1:], strict=True):
             one.load_state_dict(state)
     steps(other, late, 3, 3)
     assert all(torch.equal(value, other.state_dict()[name]) for name, value in whole.state_dict().items())
+
+
+def test_a_state_decides_about_masks_in_all_types_that_were_met(gaining: set[tuple[int, int]]) -> None:
+    gaining.update({(64, 32), (32, 64)})
+    state = attach(network(), kernels="measured", schedule="every=2").state_dict()
+    assert state["unmasked"] == ["2.weight"]
+    gaining.update({(48, 64), (64, 48)})
+    model = network()
+    handle = attach(model, kernels="measured", schedule="every=2")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for loaded in (False, True):
+        if loaded:
+            gradients(model, batch())
+            handle.load_state_dict(state)  # its plan is of float32
+        for _ in range(4):
+            with torch.autocast("cpu", torch.bfloat16):
+                model(batch()).float().square().mean().backward()
+            optimizer.step()
+    assert {layer.dtype for layer in handle.plan.layers} == {"bfloat16"} and list(handle.masks()) == ["0.weight"]
+    handle.finish()
+    assert list(masks.of(model)) == ["0.weight"]
+
+
+def test_kept_values_alone_refuse_layers_that_had_no_mask(gaining: set[tuple[int, int]]) -> None:
+    gaining.update({(64, 32), (32, 64)})
+    state = attach(network(), kernels="measured").state_dict()
+    model = network()
+    packed = attach(model, state="packed")
+    with pytest.raises(TrainingError, match=r'without a mask(.|\n)*first `2.weight`(.|\n)*state="dense"'):
+        packed.load_state_dict(state)
+    packed.finish()
+    assert masks.of(model).keys() == {"0.weight", "2.weight"}
+    packed = attach(network(), state="packed")
+    packed.load_state_dict(attach(network()).state_dict())
+
+
+def test_an_earlier_version_that_was_to_begin_later_masks_all_layers(gaining: set[tuple[int, int]]) -> None:
+    assert not gaining
+    model = network()
+    state = attach(network(), begin=3).state_dict()
+    for later in ("unmasked", "types"):
+        del state[later]
+    handle = attach(model, kernels="measured", begin=3)
+    handle.load_state_dict(state)
+    steps(model, torch.optim.SGD(model.parameters(), 0.1), 0, 3)
+    assert handle.masks().keys() == {"0.weight", "2.weight"}
 
 
 @pytest.mark.parametrize("dense", implementations.names(torch.empty(0)))

@@ -40,6 +40,22 @@ def require_full(chosen: Mapping[str, Tensor]) -> None:
             )
 
 
+def require_masked(unmasked: Sequence[str]) -> None:
+    """Refuse layers without a mask where all hold kept values alone: half of their values would be lost.
+
+    Raises:
+        TrainingError: There are some.
+    """
+    if unmasked:
+        raise TrainingError(
+            "the interrupted run had layers without a mask, which have no kept values",
+            got=f"{len(unmasked)} layers none of whose products gained from 2:4 there, the first `{unmasked[0]}`",
+            wanted="a mask of every layer",
+            remedy='go on with both_ways.attach(..., state="dense"), as it was taken; or finish() that run, prune its '
+            'model "2:4-transposable" and attach that',
+        )
+
+
 def best_masks(weights: Sequence[PrunableWeight], have: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the masks of the largest magnitudes, where there are none to `have`."""
     chosen = {}

@@ -23,7 +23,7 @@ from twofour.masks import hooks
 from twofour.packing import kept
 from twofour.training import fused
 from twofour.training.both_ways.estimate import SAMPLED, Estimate
-from twofour.training.both_ways.first_masks import PATTERN, best_masks, first_masks, require_full
+from twofour.training.both_ways.first_masks import PATTERN, best_masks, first_masks, require_full, require_masked
 from twofour.training.both_ways.kept_linear import KeptLinear, put_places, require_whole
 from twofour.training.both_ways.masked_weight import MaskedWeight
 from twofour.training.both_ways.memory import Memory, memory
@@ -193,10 +193,13 @@ class BothWays(ProductsHandle):
         chosen = {name: keep.to(torch.bool) for name, keep in state["masks"].items()}
         if self.state == "packed":
             require_full(chosen)
+            require_masked(state.get("unmasked", ()))
         self.steps = int(state["steps"])
         for name, products in self._products().items():
             estimate_of(products).calls = int(state["calls"][name])
-        self._mask_as(state.get("unmasked", [] if chosen else None))
+        # Earlier versions, which do not name any, masked all layers once masks were in force.
+        earlier = [] if chosen or self.steps < self._first else None
+        self._mask_as(state.get("unmasked", earlier))
         self._follow(state.get("choices", {}), state.get("types", {}))
         fused.load_state(self.model, state.get("functions", {}))
         if chosen:
@@ -225,19 +228,25 @@ class BothWays(ProductsHandle):
         if unmasked is None:
             return
         for weight, products in self._pairs():
-            plan, without = products.plan, weight.name in unmasked
-            products.plan = replace(plan, unmasked=without)
-            if without and not plan.unmasked and (masked := mask_of(products)).keep is not None:
+            had, without = not products.plan.unmasked, weight.name in unmasked
+            products.leave_unmasked(without)
+            if without and had and (masked := mask_of(products)).keep is not None:
                 masked.lift()
                 if self._every is None:
                     masks.detach(weight.module)
                     self._owed[weight.name] = weight.parameter._version
 
-    def _require_loaded(self) -> None:
-        """Refuse to go on with weights that were loaded under a mask that the interrupted run did not have."""
-        owed, self._owed = self._owed, {}
-        for weight in self._weights:
-            if owed.get(weight.name) == weight.parameter._version:
+    def _require_loaded(self, stepped: set[int] | None = None) -> None:
+        """Refuse to go on with weights that were loaded under a mask that the interrupted run did not have.
+
+        Args:
+            stepped: Ids of the parameters that are asked for; None: all.
+        """
+        for weight in self._weights if self._owed else ():
+            if stepped is not None and id(weight.parameter) not in stepped:
+                continue
+            if self._owed.pop(weight.name, None) == (version := weight.parameter._version):
+                self._owed[weight.name] = version
                 raise TrainingError(
                     "a layer has lost the values that it had without a mask",
                     got="the model's state, loaded before the handle's",
@@ -273,6 +282,7 @@ class BothWays(ProductsHandle):
         return {**given, "weight": plan.choices["weight"]}
 
     def _take_off(self) -> None:
+        self._require_loaded()
         for weight in self._weights:  # all of it or nothing
             if mask_of(self._products()[weight.name]).places is not None:
                 require_whole(weight.module, weight.name)
@@ -332,8 +342,7 @@ class BothWays(ProductsHandle):
 
     def _before_step(self, optimizer: Optimizer, stepped: set[int]) -> None:
         """Add the masked weight decay of SR-STE to the gradients, once a step."""
-        if self._owed:
-            self._require_loaded()
+        self._require_loaded(stepped)
         if not self.attached or self._every is None or self._decay == 0:
             return
         keep = self.masks()

@@ -123,6 +123,11 @@ class LinearProducts:
         for source in self.sources.values():
             source.forget_layouts()
 
+    def leave_unmasked(self, unmasked: bool) -> None:
+        """Say in the plans of all types whether the layer has no mask."""
+        self.plan = replace(self.plan, unmasked=unmasked)
+        self._plans = {dtype: replace(plan, unmasked=unmasked) for dtype, plan in self._plans.items()}
+
     def _say(self, what: str) -> None:
         if what not in self.plan.note:
             _log.info("`%s`: %s", self.plan.name, what)
