@@ -630,6 +630,13 @@ def test_an_earlier_version_that_was_to_begin_later_masks_all_layers(gaining: se
     assert handle.masks().keys() == {"0.weight", "2.weight"}
 
 
+@pytest.mark.parametrize("part", ["choices", "types", "functions", "unmasked", "arguments"])
+def test_a_state_with_a_part_that_is_none_of_ours_is_refused(part: str) -> None:
+    handle = attach(network())
+    with pytest.raises(TrainingError, match=r"state is of another model|state was taken with other arguments"):
+        handle.load_state_dict({**handle.state_dict(), part: 3})
+
+
 @pytest.mark.parametrize("dense", implementations.names(torch.empty(0)))
 def test_every_dense_forward_takes_a_float32_bias_under_autocast(dense: str) -> None:
     model = network()

@@ -214,6 +214,8 @@ def test_a_state_of_other_arguments_is_refused(other: dict[str, object], said: s
     with pytest.raises(TrainingError, match=f"other arguments(?s:.*){said}"):
         resumed.load_state_dict(state)
     assert not any(resumed.state_dict()["draws"].values()), "nothing of it was taken"
+    with pytest.raises(TrainingError, match=r"other arguments\n  got +None"):
+        resumed.load_state_dict({**state, "arguments": None})
     resumed.load_state_dict(state["draws"])  # as older states were
     with pytest.raises(TrainingError, match=r"other layers\n  got +draws"):
         resumed.load_state_dict({**state, "draws": dict.fromkeys(state["draws"], "1")})

@@ -210,9 +210,12 @@ class BothWays(ProductsHandle):
         calls, kept = (state.get(part) if isinstance(state, Mapping) else None for part in ("calls", "masks"))
         if (
             not (isinstance(calls, Mapping) and isinstance(kept, Mapping) and type(state.get("steps")) is int)
+            or not all(isinstance(state.get(part, {}), Mapping) for part in ("choices", "types", "functions"))
+            or not isinstance(state.get("unmasked", []), list)
             or set(calls) != set(names)
             or any(
-                name not in names or keep.shape != stored_shape(names[name].parameter) for name, keep in kept.items()
+                name not in names or getattr(keep, "shape", None) != stored_shape(names[name].parameter)
+                for name, keep in kept.items()
             )
         ):
             raise TrainingError(

@@ -89,10 +89,12 @@ def require_on_top(modules: Mapping[str, nn.Module]) -> None:
 
 def require_same(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
     """Refuse a state that was taken with other arguments; those that it does not name, as older ones, may be any."""
-    if other := {name: value for name, value in there.items() if here.get(name) != value}:
+    known = isinstance(there, Mapping)
+    other = {name: value for name, value in there.items() if here.get(name) != value} if known else there
+    if other or not known:
         raise TrainingError(
             "the state was taken with other arguments",
             got=cut(repr(other), 200),
-            wanted=cut(repr({name: here.get(name) for name in other}), 200),
+            wanted=cut(repr({name: here.get(name) for name in other} if known else dict(here)), 200),
             remedy="attach with the arguments of the interrupted run",
         )
