@@ -1,5 +1,6 @@
 """Training with 2:4 weights both ways against float64 on the masked weights."""
 
+import contextlib
 import copy
 import pickle
 import re
@@ -519,9 +520,19 @@ def test_a_layer_that_gains_nothing_stays_dense_unless_it_came_pruned(
 
 def test_processes_that_measure_each_by_itself_have_the_same_masks(gaining: set[tuple[int, int]]) -> None:
     assert not gaining
+    early = {name: network(seed=seed) for seed, name in enumerate(("measured", "pruned", "loaded", "asked for"))}
+    early["pruned"] = prune(early["pruned"], {"0": "2:4-transposable", "2": "2:4-transposable"})
+    handles = {
+        name: attach(net, kernels="sparse" if name == "asked for" else "measured") for name, net in early.items()
+    }
+    handles["loaded"].load_state_dict(attach(network(), kernels="measured").state_dict())
     torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
         assert attach(network(), kernels="measured").masks().keys() == {"0.weight", "2.weight"}
+        for name, net in early.items():
+            refused = pytest.raises(TrainingError, match=r"none in another(.|\n)*attach after init_process_group")
+            with refused if name == "measured" else contextlib.nullcontext():
+                steps(net, torch.optim.SGD(net.parameters(), 0.1), 0, 1)
     finally:
         torch.distributed.destroy_process_group()
 

@@ -131,6 +131,7 @@ def attach(
     arguments = {"gradient": gradient, "schedule": schedule, "begin": begin}
     arguments |= ({} if every is None else {"decay": decay}) | ({} if gradient == "dense" else {"seed": seed})
     held = {"state": state, "activations": _fuse(model, kernels, seconds), "masked": bool(came), "arguments": arguments}
+    held["measured"] = not choosing.keeps_masks and any(weight.name not in came for weight in weights)
     handle = BothWays(model, weights, skipped, every=every, begin=start, decay=decay, first=first, **held)
     _tell(handle)
     return handle

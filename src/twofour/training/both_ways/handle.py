@@ -25,6 +25,7 @@ from twofour.training import fused
 from twofour.training.both_ways.estimate import SAMPLED, Estimate
 from twofour.training.both_ways.first_masks import PATTERN, best_masks, first_masks, require_full, require_masked
 from twofour.training.both_ways.kept_linear import KeptLinear, put_places, require_whole
+from twofour.training.both_ways.kept_states import require_same_masks
 from twofour.training.both_ways.masked_weight import MaskedWeight
 from twofour.training.both_ways.memory import Memory, memory
 from twofour.training.both_ways.watched import STATES, install
@@ -74,6 +75,7 @@ class BothWays(ProductsHandle):
         state: str,
         activations: Mapping[str, nn.Module],
         arguments: Mapping[str, Any],
+        measured: bool,
     ) -> None:
         super().__init__(model, TITLE, {weight.name: weight.module for weight in weights}, skipped, activations)
         self.steps = 0
@@ -81,6 +83,7 @@ class BothWays(ProductsHandle):
         self.flips: float | None = None
         self._weights, self._every, self._first, self._decay = list(weights), every, begin, decay
         self._masked, self.state, self._arguments = masked, state, arguments
+        self._measured = measured  # alone, and whether layers have masks followed from it
         self._follow_optimizers()
         self._begin(TITLE, [weight.module for weight in self._weights])
         if first:
@@ -230,6 +233,7 @@ class BothWays(ProductsHandle):
         """Have the layers without a mask that an interrupted run had; None: it does not say."""
         if unmasked is None:
             return
+        self._measured = False
         for weight, products in self._pairs():
             had, without = not products.plan.unmasked, weight.name in unmasked
             products.leave_unmasked(without)
@@ -346,6 +350,8 @@ class BothWays(ProductsHandle):
     def _before_step(self, optimizer: Optimizer, stepped: set[int]) -> None:
         """Add the masked weight decay of SR-STE to the gradients, once a step."""
         self._require_loaded(stepped)
+        if self._measured and any(id(weight.parameter) in stepped for weight in self._weights):
+            require_same_masks()
         if not self.attached or self._every is None or self._decay == 0:
             return
         keep = self.masks()

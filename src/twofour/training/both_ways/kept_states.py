@@ -121,6 +121,21 @@ def require_alone() -> None:
         )
 
 
+def require_same_masks() -> None:
+    """Refuse several processes of which each has measured, alone, which of its layers have masks.
+
+    Raises:
+        TrainingError: There are several.
+    """
+    if (count := processes()) > 1:
+        raise TrainingError(
+            "layers may have masks in one process and none in another",
+            got=f"{count} processes, and an attach before torch.distributed.init_process_group, which measured alone",
+            wanted="the group first: all of its layers have masks then",
+            remedy='attach after init_process_group, load one state_dict() in all, or attach(kernels="sparse")',
+        )
+
+
 def _of_shape(optimizer: Optimizer, parameter: nn.Parameter, shape: tuple[int, ...]) -> list[tuple[str, Tensor]]:
     state = optimizer.state.get(parameter, {})
     return [(name, value) for name, value in state.items() if isinstance(value, Tensor) and value.shape == shape]
