@@ -444,6 +444,21 @@ def test_a_training_in_another_type_than_the_examples_is_chosen_anew(
     assert not any(record.levelname == "ERROR" for record in caplog.records)
 
 
+@pytest.mark.parametrize("before", [False, True])
+def test_masks_stay_where_another_type_gains_otherwise_and_it_is_said(
+    gaining: set[tuple[int, int]], caplog: pytest.LogCaptureFixture, before: bool
+) -> None:
+    sizes = {(64, 32), (32, 64), (48, 64), (64, 48)}
+    gaining |= sizes if before else set()
+    handle = attach(model := network(), kernels="measured")
+    gaining ^= sizes
+    with torch.autocast("cpu", torch.bfloat16):
+        model(batch()).float().square().sum().backward()
+    assert bool(handle.masks()) is before and "layers keep the masks that they have" in caplog.text
+    said = "no product gains: the mask stays" if before else "mask     none: no product gained from 2:4 when"
+    assert str(handle.plan).count(said) == 2 and {layer.unmasked for layer in handle.plan.layers} == {not before}
+
+
 def test_a_layer_that_computes_in_two_types_in_every_step_lays_out_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = type(weight_kernels(torch.float32, TOKENS, torch.device("cpu"))[0])
     laid: list[str] = []
@@ -501,8 +516,10 @@ def test_a_layer_that_gains_nothing_stays_dense_unless_it_came_pruned(
     model, dense = network(), network()
     handle = attach(model, kernels="measured", schedule=schedule)
     assert [layer.unmasked for layer in handle.plan.layers] == [False, True]
-    assert "1 layers have no mask, since none of their products gains from 2:4" in handle.plan.summary
-    assert "mask     none: no product gains from 2:4" in str(handle.plan)
+    assert (
+        "1 layers have no mask: none of their products gained from 2:4 when they were attached" in handle.plan.summary
+    )
+    assert "mask     none: no product gained from 2:4 when it was attached" in str(handle.plan)
     steps(model, torch.optim.SGD(model.parameters(), 0.1), 0, 3)
     assert list(handle.masks()) == ["0.weight"] and torch.count_nonzero(model[2].weight == 0) == 0
     handle.finish()

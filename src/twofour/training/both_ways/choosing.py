@@ -74,8 +74,8 @@ class Choosing:
             self._said.add(dtype)
             name = str(dtype).removeprefix("torch.")
             _log.warning(
-                "the training computes in %s, the example was in %s: products are chosen anew, once for each shape. "
-                "attach inside the training's torch.autocast chooses them at once",
+                "the training computes in %s, the example was in %s: products are chosen anew, once for each shape, "
+                "and layers keep the masks that they have. attach inside the training's torch.autocast decides both",
                 *(name, example),
             )
 

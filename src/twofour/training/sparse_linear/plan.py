@@ -87,7 +87,7 @@ class LayerPlan:
         size = f", {self.tokens} tokens, {self.dtype}" if self.tokens else ""
         lines = [f"{self.shape[0]} x {self.shape[1]}{size}"]
         lines += [f"  {product:<8} {choice}" for product, choice in self.choices.items()]
-        mask = "none: no product gains from 2:4" if self.unmasked else ""
+        mask = "none: no product gained from 2:4 when it was attached" if self.unmasked else ""
         said = ("pruned", self.pruned), ("mask", mask), ("note", self.note)
         lines += [f"  {name:<8} {text}" for name, text in said if text]
         return "\n".join(lines)
@@ -130,7 +130,9 @@ class Plan:
             whole = f"{dense:.1f} ms dense, {chosen:.1f} ms as chosen: {dense / chosen:.2f} times as fast"
             lines.append(f"products of a step, packing included, timed one by one: {whole}")
         if unmasked := sum(layer.unmasked for layer in self.layers):
-            lines.append(f"{unmasked} layers have no mask, since none of their products gains from 2:4")
+            lines.append(
+                f"{unmasked} layers have no mask: none of their products gained from 2:4 when they were attached"
+            )
         return "\n".join(lines)
 
     def __str__(self) -> str:

@@ -115,7 +115,9 @@ class LinearProducts:
         choices = self.anew(dtype, before.dtype)
         if before.unmasked:
             choices = {product: choice.without_mask() for product, choice in choices.items()}
-        self.follow(replace(before, dtype=name, choices=choices, note=f"chosen anew, after {before.dtype}"))
+        gains, gained = (any(one.sparse for one in of.values()) for of in (choices, before.choices))
+        mask = ", no product gains: the mask stays" if gained and not gains else ""
+        self.follow(replace(before, dtype=name, choices=choices, note=f"chosen anew, after {before.dtype}{mask}"))
 
     def follow(self, plan: LayerPlan) -> None:
         """Run as a plan says from now on."""
