@@ -121,8 +121,7 @@ def attach(
         require_full(first)
     came, choosing = masks.of(model), Choosing(gradient, every, kernels, state, seconds)
     plans = _plans(choosing, weights, seen, came, shown=progress)
-    for name in [weight.name for weight, plan in zip(weights, plans, strict=True) if plan.unmasked]:
-        first.pop(name, None)
+    first = {one.name: first[one.name] for one, plan in zip(weights, plans, strict=True) if first and not plan.unmasked}
     workspace = Workspace()
     for index, (weight, plan) in enumerate(zip(weights, plans, strict=True)):
         own = (seed * 0x85EBCA6B + index * 0xC2B2AE35) & 0xFFFFFFFF
