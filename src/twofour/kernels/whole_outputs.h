@@ -85,34 +85,42 @@ struct Finish : Answers<V> {
   }
 };
 
+// What a vector of stored sums of token `t` of the call stands for: those themselves.
+template <class V>
+struct StoredSums {
+  TWOFOUR_INLINE typename V::ints operator()(const int32_t* from, int64_t /*t*/) const {
+    return V::load_ints(reinterpret_cast<const uint8_t*>(from));
+  }
+};
+
 // Sums of `vectors` times V::width rows from `row` on, those below `end`, [vector][stride tokens][V::width], to the answers
-// of `tokens` tokens from `first` on. `ranges` are those of the whole call.
-template <class V, class As, bool Static>
+// of `tokens` tokens from `first` on. `ranges` are those of the whole call; `read` says what a stored sum stands for.
+template <class V, class As, bool Static, class Sums = StoredSums<V>>
 TWOFOUR_NOINLINE void finish_as(const Matmul& a, const WholeRows& weight, const int32_t* sums, int64_t vectors,
                                 int64_t stride, const Range* ranges, int64_t first, int64_t tokens, int64_t row,
-                                int64_t end) {
+                                int64_t end, const Sums& read = {}) {
   for (int64_t v = 0; v < vectors && row + v * V::width < end; v++) {
     const Finish<V, Static> finish(a, weight, ranges[first], row + v * V::width, end);
     by_tokens<As::activation>(tokens, [&](int64_t t, auto count) TWOFOUR_INLINED {
       typename V::reg scaled[count.value];
       TWOFOUR_UNROLL
       for (int i = 0; i < count.value; i++) {
-        const auto* from = reinterpret_cast<const uint8_t*>(sums + (v * stride + t + i) * V::width);
-        scaled[i] = finish.product(V::load_ints(from), ranges[first + t + i]);
+        const int32_t* from = sums + (v * stride + t + i) * V::width;
+        scaled[i] = finish.product(read(from, first + t + i), ranges[first + t + i]);
       }
       finish.template leave<As>(scaled, first + t);
     });
   }
 }
 
-template <class V>
+template <class V, class Sums = StoredSums<V>>
 inline void finish_sums(const Matmul& a, const WholeRows& weight, const int32_t* sums, int64_t vectors, int64_t stride,
-                        const Range* ranges, int64_t first, int64_t tokens, int64_t row, int64_t end) {
+                        const Range* ranges, int64_t first, int64_t tokens, int64_t row, int64_t end, const Sums& read = {}) {
   bool one = !a.quantization.dynamic;  // range for all tokens; of codes, one that holds NaN has a scale of its own
   for (int64_t t = first; t < first + tokens; t++) one &= ranges[t].scale == ranges[t].scale;
   with_answers(a, [&](auto as) {
-    const auto finish = one ? finish_as<V, decltype(as), true> : finish_as<V, decltype(as), false>;
-    finish(a, weight, sums, vectors, stride, ranges, first, tokens, row, end);
+    const auto finish = one ? finish_as<V, decltype(as), true, Sums> : finish_as<V, decltype(as), false, Sums>;
+    finish(a, weight, sums, vectors, stride, ranges, first, tokens, row, end, read);
   });
 }
 

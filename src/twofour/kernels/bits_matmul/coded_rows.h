@@ -207,9 +207,10 @@ inline void with_codes(const Matmul& a, const Use& use) {
 }
 
 // As finish_sums, to codes.
-template <class V, class Make>
+template <class V, class Make, class Sums>
 TWOFOUR_NOINLINE void hand_on_sums(const Matmul& a, const WholeRows& weight, const int32_t* sums, int64_t vectors,
-                                   int64_t stride, const Range* ranges, int64_t first, int64_t tokens, int64_t row) {
+                                   int64_t stride, const Range* ranges, int64_t first, int64_t tokens, int64_t row,
+                                   const Sums& read) {
   const int64_t end = a.out_features;
   for (int64_t v = 0; v < vectors && row + v * V::width < end; v++) {
     const int64_t at = row + v * V::width;
@@ -221,7 +222,7 @@ TWOFOUR_NOINLINE void hand_on_sums(const Matmul& a, const WholeRows& weight, con
       TWOFOUR_UNROLL
       for (int i = 0; i < count.value; i++) {
         const Range range = ranges[first + t + i];
-        const auto sum = V::load_ints(reinterpret_cast<const uint8_t*>(sums + (v * stride + t + i) * V::width));
+        const auto sum = read(sums + (v * stride + t + i) * V::width, first + t + i);
         scaled[i] = V::to_real(V::minus_product(sum, values, range.zero)) * (V::all(range.scale) * scale);
       }
       answers.leave(scaled, first + t, ranges + first + t);

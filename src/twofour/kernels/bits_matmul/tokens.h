@@ -108,22 +108,9 @@ inline Range real_codes(const Matmul& a, const X* x, uint8_t* to) {
   return range;
 }
 
-// The sum of codes, a multiple of 64 of them.
-inline uint32_t sum_of_codes(const uint8_t* codes, int64_t count) {
-#if defined(TWOFOUR_SET_avx512)
-  __m512i sum = _mm512_setzero_si512();
-  for (int64_t k = 0; k < count; k += 64)
-    sum = _mm512_add_epi64(sum, _mm512_sad_epu8(_mm512_loadu_si512(codes + k), _mm512_setzero_si512()));
-  return static_cast<uint32_t>(_mm512_reduce_add_epi64(sum));
-#else
-  uint32_t sum = 0;
-  for (int64_t k = 0; k < count; k++) sum += codes[k];
-  return sum;
-#endif
-}
-
-// The same of any number of them.
-inline int32_t sum_of_bytes(const char* codes, int64_t count) {
+// The sum of codes.
+inline int32_t sum_of_bytes(const void* bytes, int64_t count) {
+  const auto* codes = static_cast<const uint8_t*>(bytes);
 #if defined(TWOFOUR_SET_avx512)
   __m512i sum = _mm512_setzero_si512();
   for (int64_t k = 0; k < count; k += 64) {
@@ -133,7 +120,7 @@ inline int32_t sum_of_bytes(const char* codes, int64_t count) {
   return static_cast<int32_t>(_mm512_reduce_add_epi64(sum));
 #else
   int32_t sum = 0;
-  for (int64_t k = 0; k < count; k++) sum += static_cast<uint8_t>(codes[k]);
+  for (int64_t k = 0; k < count; k++) sum += codes[k];
   return sum;
 #endif
 }
@@ -153,7 +140,7 @@ inline void token_codes(const Matmul& a, int64_t t, uint8_t* to, int64_t padded,
     facts.ranges[t] = {lost ? __builtin_nanf("") : a.quantization.x_scale, a.quantization.x_zero};
   }
   std::memset(to + in, 0, static_cast<size_t>(padded - in));
-  facts.sums[t] = static_cast<int32_t>(sum_of_codes(to, padded));
+  facts.sums[t] = sum_of_bytes(to, in);
 }
 
 // Inputs of a tile in rows: number `q` of token `t`.
@@ -168,23 +155,33 @@ struct TokenRows {
 // Whole vectors are stored, and read from every group on.
 inline int64_t padded_inputs(int64_t in) { return round_up(in + 64, kTokenPad); }
 
+// Sums over values, from those over stored codes and a token's codes.
+template <class V>
+struct ValueSums {
+  int shift;             // steps between levels are 1 or 2
+  uint32_t more;
+  const int32_t* codes;  // their sums, of every token
+
+  ValueSums(const Matmul& a, const BitsWeight& w, const TokenFacts& facts)
+      : shift((a.quantization.x_factor == 2 ? 1 : 0) + (w.head.alpha == 2 ? 1 : 0)),
+        more(static_cast<uint32_t>(a.quantization.x_factor) * static_cast<uint32_t>(w.head.beta)), codes(facts.sums) {}
+  TWOFOUR_INLINE typename V::ints operator()(const int32_t* from, int64_t t) const {
+    const auto sum = (typename V::U)V::load_ints(reinterpret_cast<const uint8_t*>(from));
+    return (typename V::ints)((sum << shift) + more * static_cast<uint32_t>(codes[t]));
+  }
+};
+
 // Sums over stored codes, [vector][stride tokens][V::width], to answers; `row` is that of the first vector.
 template <class V>
-inline void finish_codes(const Matmul& a, const BitsWeight& w, int32_t* sums, int64_t vectors, int64_t stride,
+inline void finish_codes(const Matmul& a, const BitsWeight& w, const int32_t* sums, int64_t vectors, int64_t stride,
                          const TokenFacts& facts, int64_t first, int64_t tokens, int64_t row) {
-  const auto factor = static_cast<uint32_t>(a.quantization.x_factor);
-  const uint32_t times = factor * static_cast<uint32_t>(w.head.alpha), more = factor * static_cast<uint32_t>(w.head.beta);
-  if (times != 1 || more != 0)
-    for (int64_t v = 0; v < vectors; v++)
-      for (int64_t t = 0; t < tokens; t++) {
-        const uint32_t beside = more * static_cast<uint32_t>(facts.sums[first + t]);
-        int32_t* one = sums + (v * stride + t) * V::width;
-        for (int i = 0; i < V::width; i++) one[i] = static_cast<int32_t>(static_cast<uint32_t>(one[i]) * times + beside);
-      }
+  const ValueSums<V> read(a, w, facts);
+  const WholeRows weight{w.scales, w.sums};
   if (a.coded == nullptr)
-    return finish_sums<V>(a, {w.scales, w.sums}, sums, vectors, stride, facts.ranges, first, tokens, row, a.out_features);
+    return finish_sums<V>(a, weight, sums, vectors, stride, facts.ranges, first, tokens, row, a.out_features, read);
   with_codes<V>(a, [&](auto made) {
-    hand_on_sums<V, typename decltype(made)::type>(a, {w.scales, w.sums}, sums, vectors, stride, facts.ranges, first, tokens, row);
+    using Make = typename decltype(made)::type;
+    hand_on_sums<V, Make>(a, weight, sums, vectors, stride, facts.ranges, first, tokens, row, read);
   });
 }
 
