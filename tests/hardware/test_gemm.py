@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -139,9 +140,33 @@ def test_a_machine_without_constants_is_priced_as_its_kin():
     stranger = replace(machine("a100-pcie"), name="stranger", family="arm")
     assert FITTED.launch_of(machine("h200")) == FITTED.launch["h100-pcie"]
     assert FITTED.launch_of(stranger) == pytest.approx(np.mean(list(FITTED.launch.values())))
-    shares = [FITTED.sustained[name] for name in ("a100-pcie", "h100-pcie", "b200")]
+    shares = [FITTED.sustained[name] for name in ("a100-pcie", "h100-pcie", "b200", "gb10")]
     assert FITTED.sustained_of(stranger, sparse=False) == pytest.approx(np.exp(np.mean(np.log(shares))))
     assert FITTED.sustained_of(replace(machine("rtx-4090"), name="other"), sparse=False) > 1
+
+
+def test_only_boards_with_halved_float_units_show_no_limit():
+    """GB10 is Blackwell as RTX 5080 is, but its float units run at full rate: neither is priced as the other."""
+    alone = replace(FITTED, sustained={k: v for k, v in FITTED.sustained.items() if k != "gb10"})
+    alone = replace(alone, launch={k: v for k, v in FITTED.launch.items() if k != "gb10"})
+    assert [name for name, found in MACHINES.items() if found.halved] == ["rtx-4090", "rtx-5080"]
+    assert alone.sustained_of(machine("gb10"), sparse=False) < 1
+    assert FITTED.sustained_of(machine("rtx-5080"), sparse=False) > 1
+
+
+def test_only_a_memory_for_sums_holds_tiles_of_256_by_256():
+    largest = TILES.index((256, 256)) * len(SPLITS)
+    chosen = {name: explain(name, "int8", m=16384, n=16384, k=16384, sparse=True).tile[0] for name in MACHINES}
+    assert [name for name, tile in chosen.items() if tile >= largest] == ["b200"]
+    assert explain("b200", "int8", m=16384, n=16384, k=16384).tile[0] < largest  # its dense kernels sum in registers
+
+
+def test_the_dense_product_that_an_h100_was_timed_at():
+    """8192 cubed in bfloat16, benchmarks/records/gpu: within a tenth; docs/hardware.md says how far 2:4 is."""
+    path = Path(__file__).parents[2] / "benchmarks/records/gpu/grid-bfloat16-8192x8192-8192-h100.json"
+    timings = json.loads(path.read_text())["records"][0]["timings"]
+    measured = timings["dense_matmul_bf16_linear__cuda"]["median"]
+    assert gemm("h100-sxm", "bfloat16", m=8192, n=8192, k=8192) == pytest.approx(measured, rel=0.1)
 
 
 def published(path: Path) -> dict[tuple[str, str], np.ndarray]:

@@ -108,7 +108,9 @@ def price(work: Work, machine: Machine, dtype: str, sparse: bool, *, cold: bool,
     power = work.flops / (fitted.sustained_of(machine, sparse) * own(dtype, sparse=sparse))
     launch = fitted.launch_of(machine)
     alone = launch + (_raised(math) + _raised(memory)) ** (1 / 8)
-    allowed = work.offered & (work.parts <= _parts(machine, dtype, sparse))
+    # Registers hold the sums of no larger tile; those of tcgen05, Blackwell's own instructions, have a memory.
+    sums = np.inf if machine.family == "blackwell" and not is_sync(machine, dtype, sparse) else 256 * 128
+    allowed = work.offered & (work.parts <= _parts(machine, dtype, sparse)) & (work.area <= sums)
     total = np.where(allowed, (_raised(alone) + _raised(power)) ** (1 / 8), np.inf)
     best = total.argmin(1)[:, None]
     pick = lambda array: np.take_along_axis(np.broadcast_to(array, total.shape), best, 1)[:, 0]  # noqa: E731

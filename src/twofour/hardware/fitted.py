@@ -16,6 +16,10 @@ GPU = ("launch", "sustained")
 UNLIMITED = 2.0
 """Fraction of the peak where no power limit shows."""
 
+FALLING = 5 / 8
+"""Power of a unit's watts by which its sustained rate grows within a family, between 1/2 (power as the square of the
+rate) and 1 (voltage at its floor); chosen by one pair of boards, H100 PCIe and SXM: docs/hardware.md."""
+
 
 @dataclass(frozen=True)
 class Fitted:
@@ -45,21 +49,21 @@ class Fitted:
 
     launch: Mapping[str, float] = field(hash=False)
     sustained: Mapping[str, float] = field(hash=False)
-    sparse_sustained: float = 0.828
-    int8_issue: float = 0.837
+    sparse_sustained: float = 0.821
+    int8_issue: float = 0.838
     boost: float = 1.03
-    sparse_tile: float = 9.77e-07
-    split: float = 4.95e-06
-    port: float = 35.4
-    load_shared: float = 13.9
-    load_async: float = 82.2
-    step: float = 2.7e-09
-    sparse_step: float = 2.37e-09
+    sparse_tile: float = 1.28e-06
+    split: float = 5.26e-06
+    port: float = 35.5
+    load_shared: float = 14
+    load_async: float = 66
+    step: float = 2.84e-09
+    sparse_step: float = 2.34e-09
     memory: float = 0.805
     cache: float = 0.672
-    quantized: float = 0.656
-    sparse_issue: float = 0.513
-    margin: float = 1.15
+    quantized: float = 0.59
+    sparse_issue: float = 0.529
+    margin: float = 1.14
 
     def __post_init__(self) -> None:
         for name in GPU:
@@ -73,24 +77,19 @@ class Fitted:
     def sustained_of(self, machine: Machine, sparse: bool) -> float:
         """Return the fraction of its peak that a machine keeps up, by its power limit and its library.
 
-        Power goes with the square of a unit's rate, so a board of the same family with another limit, number of units
-        or clock sustains what keeps watts / units the same function of the rate. Graphics boards count as one family.
-        An unknown family has the geometric mean of those that are no graphics boards.
+        Boards of one family differ by `FALLING`. Where floats are halved no limit shows, and only kin of the same kind
+        are asked. An unknown family has the geometric mean of those that show a limit.
         """
         known = self._known(machine)
-        if known is None and machine.graphics:
-            known = next((name for name in self.launch if MACHINES[name].graphics), None)
-        if known is None:
-            others = [share for name, share in self.sustained.items() if not MACHINES[name].graphics]
-            share = math.exp(sum(map(math.log, others)) / len(others)) if others else UNLIMITED
-        elif known not in self.sustained:
+        known = known if known and MACHINES[known].halved == machine.halved else None
+        if known is not None and known in self.sustained:
+            like, share = MACHINES[known], self.sustained[known]
+            units, watts = machine.units / like.units, machine.watts / like.watts
+            share *= units * (watts / units) ** FALLING * like.peak("float16") / machine.peak("float16")
+        elif known is not None or machine.halved or not self.sustained:
             return UNLIMITED
         else:
-            like = MACHINES[known]
-            watts, units = machine.watts / like.watts, machine.units / like.units
-            share = self.sustained[known]
-            if like != machine:
-                share *= math.sqrt(watts * units) * like.peak("float16") / machine.peak("float16")
+            share = math.exp(sum(map(math.log, self.sustained.values())) / len(self.sustained))
         return min(share * (self.sparse_sustained if sparse else 1), UNLIMITED)
 
     def _known(self, machine: Machine) -> str | None:
@@ -101,9 +100,9 @@ class Fitted:
 
 FITTED = Fitted(
     launch={
-        **{"a100-pcie": 6.58e-06, "h100-pcie": 5.28e-06, "b200": 6.19e-06},
-        **{"rtx-4090": 7.4e-06, "rtx-5080": 2.98e-06, "gb10": 4.41e-06},
+        **{"a100-pcie": 6.37e-06, "h100-pcie": 5.05e-06, "b200": 5.78e-06},
+        **{"rtx-4090": 7.25e-06, "rtx-5080": 2.86e-06, "gb10": 4.31e-06},
     },
-    sustained={"a100-pcie": 0.711, "h100-pcie": 0.59, "b200": 0.709, "gb10": 0.66},
+    sustained={"a100-pcie": 0.713, "h100-pcie": 0.591, "b200": 0.704, "gb10": 0.66},
 )
 """From `python experiments/hardware.py`, every third row of the data, three digits."""

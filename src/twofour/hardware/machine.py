@@ -75,6 +75,11 @@ class Machine:
         """
         return self.family in ("ada", "blackwell-rtx")
 
+    @property
+    def halved(self) -> bool:
+        """Whether units sum products of floats at half their rate, as on GeForce boards: no power limit shows there."""
+        return self.graphics and self.dense["int8"] > 3 * self.dense["float16"]
+
     def peak(self, dtype: str, *, sparse: bool = False) -> float:
         """Return the published operations a second, a sparse one counted as if its operand were dense.
 

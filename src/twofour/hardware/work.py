@@ -23,11 +23,9 @@ TILES = (
     (128, 192),
     (128, 256),
     (256, 128),
+    (256, 256),
 )
-"""(tokens, outputs) of the tile of one multiprocessor, those that cuBLASLt and CUTLASS ship.
-
-None is larger: the sums of 256 by 256 outputs would take every register of a multiprocessor.
-"""
+"""(tokens, outputs) of the tile of one multiprocessor, those that cuBLASLt and CUTLASS ship."""
 
 SPLITS = (1, 2, 4, 8, 16)
 """In how many parts the reduction may be cut."""
