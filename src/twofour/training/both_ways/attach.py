@@ -18,7 +18,7 @@ from twofour.layers import CARRIED, PrunableWeight, attached, remedy_for, requir
 from twofour.patterns import Transposable
 from twofour.progress import Progress
 from twofour.training import fused
-from twofour.training.both_ways.choosing import Anew, Called, Choosing
+from twofour.training.both_ways.choosing import LEAST_GAIN, Anew, Called, Choosing
 from twofour.training.both_ways.convolution import Seen, SparseConv2d, obstacle, products_of
 from twofour.training.both_ways.estimate import Estimate
 from twofour.training.both_ways.first_masks import first_masks, require_full
@@ -77,10 +77,10 @@ def attach(
             sees it, so that they shrink and the mask settles (SR-STE). The optimiser's own weight decay is its own.
         gradient: The weight gradient: "dense", exact, or "2:4", an unbiased 2:4 estimate of dZ along the tokens (Chmiel
             et al. 2022, arXiv 2203.10991), so that all three products are sparse.
-        kernels: "measured": each product of each layer takes what is faster here, dense or 2:4. A layer none of whose
-            products gains stays dense, without a mask, unless it came with one, `state` is "packed", whose half of
-            memory and optimiser every layer gains, or several processes train, which measure each by
-            itself. "sparse": 2:4 without measuring; "dense": the control, no mask and the fastest dense
+        kernels: "measured": each product of each layer takes what is faster here, dense or 2:4. A layer whose
+            products gain less than 5 % together stays dense, without a mask, unless it came with one, `state` is
+            "packed", whose half of memory and optimiser every layer gains, or several processes train, which measure
+            each by itself. "sparse": 2:4 without measuring; "dense": the control, no mask and the fastest dense
             implementations.
         state: What parameters and the optimiser's state hold. "dense": the whole weight. "packed", with a fixed mask on
             the CPU: the kept values alone, so that gradients, optimiser, clipping and weight decay have half as much
@@ -144,7 +144,7 @@ def _plans(
     *,
     shown: bool,
 ) -> list[LayerPlan]:
-    """Return what each layer runs; one that gains nothing is to have no mask, unless it came with one."""
+    """Return what each layer runs; one that gains too little is to have no mask, unless it came with one."""
     plans = []
     with Progress(shown) as display:
         display.begin("measuring the products of each layer", len(weights))
@@ -152,10 +152,10 @@ def _plans(
             display.say(weight.layer)
             called, dtype = seen[weight.name]
             chosen = choosing.choose(called, dtype)
-            gains = choosing.keeps_masks or any(choice.sparse for choice in chosen.values())
-            unmasked = not gains and weight.name not in came
             name = str(dtype).removeprefix("torch.")
-            plans.append(LayerPlan(weight.layer, called.shape, called.tokens, name, chosen, unmasked=unmasked))
+            plan = LayerPlan(weight.layer, called.shape, called.tokens, name, chosen)
+            masked = choosing.keeps_masks or plan.gain >= LEAST_GAIN or weight.name in came
+            plans.append(plan if masked else plan.without_mask())
             display.advance()
     return plans
 
@@ -178,7 +178,7 @@ def _tell(handle: BothWays) -> None:
     _log.info("2:4 both ways: %s", handle.plan.summary.replace("\n", "; "))
     if all(layer.unmasked for layer in layers):
         _log.warning(
-            "no product of the %d layers gains from 2:4 here: all stay dense, without masks. A model that "
+            "none of the %d layers gains 5 %% from 2:4 here: all stay dense, without masks. A model that "
             'twofour.prune(model, "2:4-transposable") has pruned before keeps its masks',
             len(layers),
         )

@@ -113,11 +113,10 @@ class LinearProducts:
             self.plan = known  # layouts stay: a layer that is called in both types in every step has those of both
             return
         choices = self.anew(dtype, before.dtype)
-        if before.unmasked:
-            choices = {product: choice.without_mask() for product, choice in choices.items()}
         gains, gained = (any(one.sparse for one in of.values()) for of in (choices, before.choices))
         mask = ", no product gains: the mask stays" if gained and not gains else ""
-        self.follow(replace(before, dtype=name, choices=choices, note=f"chosen anew, after {before.dtype}{mask}"))
+        plan = replace(before, dtype=name, choices=choices, note=f"chosen anew, after {before.dtype}{mask}")
+        self.follow(plan.without_mask() if plan.unmasked else plan)
 
     def follow(self, plan: LayerPlan) -> None:
         """Run as a plan says from now on."""
