@@ -153,7 +153,7 @@ def _plans(
             called, dtype = seen[weight.name]
             chosen = choosing.choose(called, dtype)
             name = str(dtype).removeprefix("torch.")
-            plan = LayerPlan(weight.layer, called.shape, called.tokens, name, chosen)
+            plan = LayerPlan(weight.layer, called.shape, called.tokens, name, chosen, idle=called.idle)
             masked = choosing.keeps_masks or plan.gain >= LEAST_GAIN or weight.name in came
             plans.append(plan if masked else plan.without_mask())
             display.advance()
@@ -347,21 +347,22 @@ def _calls(model: nn.Module, weights: Sequence[PrunableWeight], example: Any) ->
     found: dict[str, tuple[Called, torch.dtype]] = {}
 
     def note(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        x, parameter = calls.first_input(args, kwargs), parameters[name]
-        shape, tokens, seen = (parameter.shape[0], parameter.shape[1]), x.numel() // parameter.shape[1], None
+        x, parameter, seen = calls.first_input(args, kwargs), parameters[name], None
+        shape, tokens = (parameter.shape[0], parameter.shape[1]), x.numel() // parameter.shape[1]
         if isinstance(module, nn.Conv2d) and pointwise(module) is None:
             images = x.numel() // max(1, math.prod(x.shape[-3:])), x.shape[-2], x.shape[-1]
             seen = Seen(Geometry.of(module), images, last=not x.is_contiguous())
             shape, tokens = (shape[0], seen.geometry.columns), seen.pixels
-        found[name] = Called(shape, tokens, parameter.device, seen), as_autocast(x)[0].dtype
+        wanted = (("data", x), ("weight", parameter)) if torch.is_grad_enabled() else ()
+        idle = tuple(product for product, operand in wanted if not operand.requires_grad)
+        found[name] = Called(shape, tokens, parameter.device, seen, idle), as_autocast(x)[0].dtype
 
-    layers = [(weight.name, weight.module) for weight in weights]
     parameters = {weight.name: weight.parameter for weight in weights}
     with (
         calls.explaining(TrainingError, "the example", wanted=calls.FORMS, remedy=_INPUT),
         calls.evaluating(model),
-        torch.no_grad(),
-        calls.observing(layers, note),
+        torch.enable_grad(),  # which products a step takes follows from which inputs want a gradient
+        calls.observing([(weight.name, weight.module) for weight in weights], note),
     ):
         calls.Example.of(example).run(model)
     if empty := [name for name, (called, _) in found.items() if not called.tokens]:

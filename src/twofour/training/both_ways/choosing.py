@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -32,12 +32,14 @@ class Called:
         tokens: Rows of its input; of a convolution pixels of its output.
         device: Where it is computed.
         convolution: How it was called as a convolution, where it is no product over rows; else None.
+        idle: Products that no step takes, of an input or a weight without a gradient.
     """
 
     shape: tuple[int, int]
     tokens: int
     device: torch.device
     convolution: Seen | None
+    idle: tuple[str, ...] = field(default=(), compare=False)
 
 
 class Choosing:

@@ -57,4 +57,5 @@ def finish(model: nn.Module) -> nn.Module:
             chosen.append((weight, keep.view(parameter.shape), PATTERN))
     fused.take_off(model, TITLE)
     masks.attach_all(chosen)
+    masks.enforce(model)
     return model

@@ -293,6 +293,8 @@ class BothWays(ProductsHandle):
         for weight in self._weights:  # all of it or nothing
             if mask_of(self._products()[weight.name]).places is not None:
                 require_whole(weight.module, weight.name)
+        if self._every is None:  # an update without an optimiser's step may have filled pruned places
+            masks.enforce(self.model)
         super()._take_off()
         STATES.release(weight.parameter for weight in self._weights)
         for weight, products in zip(self._weights, self._removed.values(), strict=True):

@@ -127,9 +127,28 @@ def through_products(products: LinearProducts, x: Tensor, weight: Tensor, bias: 
     """Return X W^T + bias of a masked weight, as its parameter holds it."""
     with apart():
         (x,) = as_autocast(x)  # the weight is packed from the parameter itself, whatever the computing type
+        _require_input(products, x, weight)
         with torch.autocast(x.device.type, enabled=False):
             products.meet(x.dtype)
             return cast(Tensor, _Products.apply(x, weight, bias, products.number))
+
+
+def _require_input(products: LinearProducts, x: Tensor, weight: Tensor) -> None:
+    """Refuse what the dense layer refuses: rows of another width, and a type that is neither autocast's nor its own."""
+    columns = products.plan.shape[1]
+    fits = x.ndim > 0 and x.shape[-1] == columns
+    if fits and (x.dtype is weight.dtype or torch.is_autocast_enabled(x.device.type)):
+        return
+    own = str(weight.dtype).removeprefix("torch.")
+    raise TrainingError(
+        "the input does not fit the layer",
+        got=f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}",
+        wanted=f"{own} (..., {columns}), or another type inside torch.autocast",
+        remedy="pass rows of the layer's width"
+        if not fits
+        else f"x.to(torch.{own}), or torch.autocast around the step",
+        layer=products.plan.name,
+    )
 
 
 class SparseConv1D(nn.Module):

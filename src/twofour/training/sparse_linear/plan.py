@@ -72,6 +72,7 @@ class LayerPlan:
         pruned: Where its gradient was pruned last; "" where none is.
         unmasked: Whether its weight is left dense, since its products gain too little from 2:4.
         note: What else is to be said of it.
+        idle: Products that no step takes, of an input or a weight without a gradient; they are not counted.
     """
 
     name: str
@@ -82,6 +83,7 @@ class LayerPlan:
     pruned: str = ""
     unmasked: bool = False
     note: str = ""
+    idle: tuple[str, ...] = ()
 
     @property
     def described(self) -> str:
@@ -90,19 +92,25 @@ class LayerPlan:
         lines = [f"{self.shape[0]} x {self.shape[1]}{size}"]
         lines += [f"  {product:<8} {choice}" for product, choice in self.choices.items()]
         mask = "none: its products gained less than 5 % from 2:4 when it was attached" if self.unmasked else ""
-        said = ("pruned", self.pruned), ("mask", mask), ("note", self.note)
+        idle = f"{' and '.join(self.idle)} product: no gradient is wanted of what it is of" if self.idle else ""
+        said = ("pruned", self.pruned), ("mask", mask), ("not run", idle), ("note", self.note)
         lines += [f"  {name:<8} {text}" for name, text in said if text]
         return "\n".join(lines)
 
     @property
+    def counted(self) -> list[Choice]:
+        """How the products run that a step takes."""
+        return [choice for product, choice in self.choices.items() if product not in self.idle]
+
+    @property
     def dense_ms(self) -> float:
-        """Time of the best dense implementations of the three products together; 0 where nothing was measured."""
-        return sum(choice.dense_ms or 0.0 for choice in self.choices.values())
+        """Time of the best dense implementations of a step's products together; 0 where nothing was measured."""
+        return sum(choice.dense_ms or 0.0 for choice in self.counted)
 
     @property
     def chosen_ms(self) -> float:
         """Time of what was chosen together, packing included."""
-        return sum(choice.ms or 0.0 for choice in self.choices.values())
+        return sum(choice.ms or 0.0 for choice in self.counted)
 
     @property
     def gain(self) -> float:
@@ -133,7 +141,7 @@ class Plan:
     @property
     def summary(self) -> str:
         """How many products run 2:4, and what the products of a step take beside the best dense ones."""
-        counted = [choice for layer in self.layers for choice in layer.choices.values()]
+        counted = [choice for layer in self.layers for choice in layer.counted]
         sparse, kept = sum(choice.sparse for choice in counted), sum(choice.at_kept_places for choice in counted)
         exact = f", {kept} at kept places" if kept else ""
         lines = [f"{len(self.layers)} layers: {sparse} of {len(counted)} products run 2:4{exact}"]
