@@ -287,7 +287,7 @@ class Experiments(Target):
         run.SCRATCH = records.SCRATCH = folder / "runs"
         records.TRACKED = folder / "records"
         run.TASKS["toy"] = self.toy
-        run.task("toy", "0", "all", "2:4 magnitude", 1, False, True)
+        run.task("toy", "0", "all", "2:4 magnitude", threads=1, device="cpu", fresh=False, record=True)
 
     def plant(self, folder: Path, killed: bool) -> dict[Path, bytes]:
         for name in ("runs", "records"):
