@@ -307,7 +307,7 @@ class BothWays(ProductsHandle):
         return list(zip(self._weights, self._products().values(), strict=True))
 
     def _masked_weights(self) -> list[PrunableWeight]:
-        """Return the weights that have masks, or will: a layer none of whose products gains has none."""
+        """Return the weights that have masks, or will: a layer whose products gain too little has none."""
         return [weight for weight, products in self._pairs() if not products.plan.unmasked]
 
     def _start(self) -> None:
