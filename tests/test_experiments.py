@@ -165,6 +165,25 @@ def test_the_page_pairs_seeds_and_says_when_nothing_differs(here, monkeypatch):
     assert "Nothing but 2 epochs." in text
 
 
+def test_the_page_says_which_goal_is_missed():
+    import page
+    from arms import CONTROL, Arm
+    from records import Row
+
+    default, random = Arm("2:4", "default", again=True), Arm("2:4", "random", again=True)
+
+    def said(of, name, higher):
+        found = {arm.key: [Row(arm.key, 0, 60.0, 60.0, value, 1.0, 1, "abc")] for arm, value in of.items()}
+        return page._goal(list(of), found, {"name": name, "higher": higher})
+
+    worse, near = {CONTROL: 58.0, default: 60.0, random: 99.0}, {CONTROL: 58.0, default: 58.5}
+    assert said(worse, "perplexity", False) == ["Goal of +0.5: missed by 2:4 default (+2.00).\n"]
+    assert said(near, "perplexity", False) == ["Goal of +0.5: met by 2:4 default.\n"]
+    assert said(worse, "accuracy", True) == ["Goal of -0.2: met by 2:4 default.\n"]
+    assert said({CONTROL: 58.0, default: 57.7}, "accuracy", True) == ["Goal of -0.2: missed by 2:4 default (-0.30).\n"]
+    assert said(near, "bits per character", False) == []
+
+
 def test_spearman_is_scipys():
     from scipy.stats import spearmanr
 
