@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from twofour.compiler.caches import recording_cache
+from twofour.generation.caches import recording_cache
 from twofour.layers import is_hugging_face_conv1d
 
 

@@ -15,9 +15,10 @@ from torch import Tensor
 
 import twofour
 from twofour.compiler import decoding
+from twofour.compiler.behind import Behind
 from twofour.compiler.cache_calls import joined, pair_of, stacked
-from twofour.compiler.caches import ROOM, Buffers
 from twofour.compiler.decoding import Decoding
+from twofour.generation.caches import ROOM, Buffers
 
 from .small import TOKENS
 
@@ -79,6 +80,15 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             return answer
 
         monkeypatch.setattr(Decoding, name, counted)
+    following, asking, asked = Behind.next, Behind._called, list[Behind]()
+
+    def followed(self: Behind, tokens: Any) -> Tensor:
+        before, answer = len(asked), following(self, tokens)
+        seen.extend(["_stepped"] if len(asked) == before else [])  # the graph without a call of the model
+        return answer
+
+    monkeypatch.setattr(Behind, "_called", lambda self: (asked.append(self), asking(self))[1])
+    monkeypatch.setattr(Behind, "next", followed)
     return seen
 
 
@@ -313,7 +323,7 @@ def test_times_are_of_the_kernels_that_run(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_buffers_have_room_and_grow() -> None:
-    from twofour.compiler.caches import cache_of
+    from twofour.generation.caches import cache_of
 
     past = [(torch.randn(2, 2, 50, 4), torch.randn(2, 2, 50, 4)) for _ in range(2)]
     cache = cache_of(past)
@@ -332,7 +342,7 @@ def test_buffers_have_room_and_grow() -> None:
 
 @pytest.mark.parametrize("widths", [(4, 4), (4, 6)], ids=["alike", "values wider than keys"])
 def test_buffers_of_a_copied_cache_are_its_own(widths: tuple[int, int]) -> None:
-    from twofour.compiler.caches import cache_of
+    from twofour.generation.caches import cache_of
 
     past = [tuple(torch.randn(1, 2, 5, width) for width in widths) for _ in range(2)]
     cache = cache_of(past)

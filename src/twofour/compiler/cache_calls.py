@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from twofour import native
-from twofour.compiler.caches import Buffers, Pair, cache_of, empty_cache, is_served, kind_of, recording_cache
+from twofour.generation.caches import Buffers, Pair, cache_of, empty_cache, is_served, kind_of, recording_cache
 
 UNSEEN = 30.0
 """What stands behind the keys and values of an example."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from twofour.compiler.cache_calls import UNSEEN, Call, RefusedError, fields_of, joined, pair_of
-from twofour.compiler.caches import Buffers, Pair, cache_of, is_served, recording_cache
+from twofour.generation.caches import Buffers, Pair, cache_of, is_served, recording_cache
 
 Known = tuple[Tensor, Tensor, list[Pair], list[Pair]]
 """What an encoder left and a cache holds: its answer (rows, length, width), which of it is seen, int64 (rows, length),

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from twofour.compiler.cache_calls import Call
-from twofour.compiler.caches import Buffers, asks_for_gradient, is_served
 from twofour.compiler.cross_calls import CrossStep, Known, crossed
 from twofour.compiler.decoder import Decoding, plain
 from twofour.compiler.whole_model import WholeModel
+from twofour.generation.caches import Buffers, asks_for_gradient, is_served
 
 TAKEN = (
     "decoder_input_ids",

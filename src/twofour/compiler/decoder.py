@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from twofour.compiler.cache_calls import Call, are_positions, positions_at
-from twofour.compiler.caches import Buffers, Pair, asks_for_gradient, cache_of, initialize, is_empty, is_served
-from twofour.compiler.static_caches import Slots, fill, hidden_of, is_static, is_unfilled
 from twofour.compiler.whole_model import WholeModel, layers_alone, own_signature
 from twofour.errors import KernelError
+from twofour.generation.caches import Buffers, Pair, asks_for_gradient, cache_of, initialize, is_empty, is_served
+from twofour.generation.static_caches import Slots, fill, hidden_of, is_static, is_unfilled
 
 logger = logging.getLogger("twofour.compiler")
 
@@ -138,6 +138,13 @@ class Decoding:
         fields, added = self.step.outputs.value(self.step.program(*leaves))
         buffers.append(added, cache)
         return self.kind(**fields, past_key_values=cache)
+
+    def buffers_in(self, cache: Any) -> Buffers | Slots | None:
+        """Return the memory of a cache's keys and values that this step's graph holds for; None: it is to be asked."""
+        found: Any = cache.__dict__.get("_twofour_buffers")
+        if found is None or found.checked != (self.number, torch.int64, torch.int64) or not found.are_in(cache):
+            return None
+        return found
 
     def _begun(self, cache: Any, ids: Tensor, mask: Tensor | None, positions: Tensor | None, keep: int | None) -> Any:
         """Return the answer to a prompt with an empty cache, which has its keys and values then; else None."""

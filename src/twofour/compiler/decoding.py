@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_leaves
 from twofour.calls import Example
 from twofour.capture import TRACING, Guard, arguments, capture, without_torchs_log
 from twofour.compiler.agreement import agreement
+from twofour.compiler.behind import Behind, refused
 from twofour.compiler.cache_calls import Call, Prompt, RefusedError, Step, stacked
-from twofour.compiler.caches import ROOM
 from twofour.compiler.cross_calls import CrossStep, decodes_crossed
 from twofour.compiler.cross_decoder import CrossDecoding
 from twofour.compiler.decoder import Decoding
@@ -34,6 +34,8 @@ from twofour.compiler.terms import Terms
 from twofour.compiler.timed import held_by_model, held_by_program
 from twofour.compiler.whole_model import WholeModel
 from twofour.errors import cut
+from twofour.generation import Generation, own_method
+from twofour.generation.caches import ROOM
 from twofour.graph import JOIN_QKV, Executor, Program
 from twofour.graph.base import FailedRuleError, aten
 from twofour.graph.executor.recorder import tensors_in
@@ -104,6 +106,8 @@ def with_decoding(fast: nn.Module, plan: Plan, example: Example, terms: Terms) -
     if decoding is not None:
         decoding.inner = fast.__dict__.get("forward")
         object.__setattr__(fast, "forward", decoding)
+        if not crossing and not own_method(fast):
+            object.__setattr__(fast, "generate", Generation(fast, refused, Behind))
     return replace(plan, notes=(*plan.notes, said))
 
 

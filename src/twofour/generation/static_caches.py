@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twofour.compiler.caches import Pair, capacity
+from twofour.generation.caches import Pair, capacity
 
 
 def is_static(cache: Any, layers: int) -> bool:
@@ -101,7 +101,7 @@ class Slots:
         if not all(layer.is_initialized for layer in cache.layers) or _frozen(cache):
             return None
         known = cache.__dict__.get("_twofour_buffers")
-        if isinstance(known, cls) and known._are_in(cache):
+        if isinstance(known, cls) and known.are_in(cache):
             return known.length if known.mask.shape[0] == rows and known.length < known.most else None
         found = {(layer.keys.shape[0], layer.max_cache_len, int(layer.cumulative_length)) for layer in cache.layers}
         ((batch, most, length),) = found if len(found) == 1 else ((0, 0, 0),)
@@ -130,23 +130,29 @@ class Slots:
     def of(cls, cache: Any) -> Slots:
         """Return those of a cache that has keys; it holds them from now on."""
         found = cache.__dict__.get("_twofour_buffers")
-        if not isinstance(found, cls) or not found._are_in(cache) or found.length + 1 >= found.mask.shape[-1]:
+        if not isinstance(found, cls) or not found.are_in(cache) or found.length + 1 >= found.mask.shape[-1]:
             found = cls(cache)
             cache.__dict__["_twofour_buffers"] = found
         return found
 
-    def _are_in(self, cache: Any) -> bool:
+    def are_in(self, cache: Any) -> bool:
+        """Tell whether a cache has these tensors, and as many keys."""
         held = iter(self._of)
         same = all(layer.keys is next(held) and layer.values is next(held) for layer in cache.layers)
         return same and int(cache.layers[0].cumulative_length) == self.length
 
-    def append(self, added: Sequence[Tensor] | Tensor, cache: Any) -> None:
+    def write(self, added: Sequence[Tensor] | Tensor, cache: Any) -> None:
         """Write keys and values of one token behind those that are there."""
         room = [tensor.narrow(2, self.length, 1) for tensor in self.leaves]
         torch._foreach_copy_(room, list(added))  # pyright: ignore[reportPrivateImportUsage]
         torch._foreach_add_([layer.cumulative_length for layer in cache.layers], 1)  # pyright: ignore[reportPrivateImportUsage]
         self.mask[..., self.length] = True
         self.length += 1
+
+    append = write
+
+    def hand(self, cache: Any) -> None:
+        """Do nothing: the cache is what is written."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "checked": None}  # numbers of steps are those of a process

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -147,7 +148,7 @@ class Buffers:
     def length_of(cls, cache: Any, rows: int) -> int | None:
         """Return how many keys a cache holds of so many sequences; None where its layers are not alike."""
         found = cache.__dict__.get("_twofour_buffers")
-        if found is not None and found._are_in(cache):
+        if found is not None and found.are_in(cache):
             return found.length if found.mask.shape[0] == rows else None
         if not all(layer.is_initialized for layer in cache.layers):
             return None
@@ -173,12 +174,13 @@ class Buffers:
     def of(cls, cache: Any) -> Buffers:
         """Return those of a cache that has keys; it holds them from now on."""
         found = cache.__dict__.get("_twofour_buffers")
-        if found is None or not found._are_in(cache) or found.length + 1 >= found.mask.shape[-1]:
+        if found is None or not found.are_in(cache) or found.length + 1 >= found.mask.shape[-1]:
             found = cls([(layer.keys, layer.values) for layer in cache.layers])
             found.hand(cache)
         return found
 
-    def _are_in(self, cache: Any) -> bool:
+    def are_in(self, cache: Any) -> bool:
+        """Tell whether a cache holds the very tensors that it was handed."""
         handed = iter(self._handed)
         return all(layer.keys is next(handed) and layer.values is next(handed) for layer in cache.layers)
 
@@ -192,13 +194,17 @@ class Buffers:
 
     def append(self, added: Sequence[Tensor] | Tensor, cache: Any) -> None:
         """Write keys and values of one token behind those that are there, and hand them to the cache."""
+        self.write(added, cache)
+        self.hand(cache)
+
+    def write(self, added: Sequence[Tensor] | Tensor, _: Any) -> None:
+        """Write keys and values of one token behind those that are there; the cache is not told."""
         if self._held is not None and isinstance(added, Tensor):
-            self._held.narrow(3, self.length, 1).copy_(added)
+            words(self._held)[:, :, :, self.length] = words(added)[:, :, :, 0]
         else:
             torch._foreach_copy_(self._cut(self.length, 1), list(added))  # pyright: ignore[reportPrivateImportUsage]
-        self.mask[..., self.length] = True
+        self.mask.numpy()[..., self.length] = True
         self.length += 1
-        self.hand(cache)
 
     def _cut(self, begin: int, count: int) -> list[Tensor]:
         if self._held is not None:
@@ -217,6 +223,11 @@ class Buffers:
 def kind_of(tensor: Tensor) -> tuple[int, int, torch.dtype]:
     """Return heads, width and dtype of keys or values: what is alike in all layers of most models."""
     return tensor.shape[1], tensor.shape[3], tensor.dtype
+
+
+def words(tensor: Tensor) -> np.ndarray:
+    """Return the memory of a tensor as whole numbers: numpy has no bfloat16, and writes sooner than torch begins."""
+    return tensor.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize]).numpy()
 
 
 def leaves_of(held: Tensor) -> list[Tensor]:

@@ -1,0 +1,230 @@
+"""`generate` in a loop of its own: the tokens of transformers' loop over the same graphs, and what is left to that."""
+
+import copy
+import inspect
+import logging
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.compiler.test_decoding import (  # noqa: F401  fixtures
+    IDS,
+    PADDED,
+    ROOM,
+    calls,
+    generated,
+    graphs,
+    models,
+)
+from twofour.generation import Generation, own_method
+
+pytestmark = pytest.mark.usefixtures("no_measuring", "graphs")
+
+TWO = torch.cat([IDS, IDS.flip(1)])
+SAMPLED = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9}
+
+
+@contextmanager
+def transformers_loop(fast: Any) -> Iterator[None]:
+    """The same graphs under transformers' own loop."""
+    ours = fast.__dict__.pop("generate")
+    try:
+        yield
+    finally:
+        object.__setattr__(fast, "generate", ours)
+
+
+def both(fast: Any, ids: Tensor, new: int = 12, **options: Any) -> tuple[Any, Any]:
+    """What this loop and transformers' generate."""
+    assert isinstance(fast.__dict__["generate"], Generation)
+    torch.manual_seed(1)
+    ours = generated(fast, ids, new, **options)
+    torch.manual_seed(1)
+    with transformers_loop(fast):
+        return ours, generated(fast, ids, new, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        SAMPLED,
+        {"do_sample": True, "num_return_sequences": 3},
+        {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+        {"cache_implementation": "static"},
+        {"max_time": 60.0},
+    ],
+    ids=lambda options: "-".join(options) or "greedy",
+)
+@pytest.mark.parametrize("ids", [IDS, TWO], ids=["1", "2"])
+def test_tokens_are_those_of_transformers_loop(
+    models: tuple[Any, Any],  # noqa: F811
+    calls: list[str],  # noqa: F811
+    ids: Tensor,
+    options: dict[str, Any],
+) -> None:
+    fast = models[1]
+    ours, theirs = both(fast, ids, **options)
+    assert torch.equal(ours, theirs) and ours.dtype is theirs.dtype
+    assert calls == ["_begun", *["_stepped"] * 11] * 2
+
+
+@pytest.mark.parametrize("options", [{}, SAMPLED])
+def test_padded_prompts_and_room_that_grows(models: tuple[Any, Any], options: dict[str, Any]) -> None:  # noqa: F811
+    ours, theirs = both(models[1], TWO, ROOM + 9, attention_mask=PADDED, **options)
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("least", [None, 4])
+def test_rows_end_where_their_words_do(models: tuple[Any, Any], least: int | None) -> None:  # noqa: F811
+    fast = models[1]
+    plain = generated(fast, TWO, 8)
+    for words in (int(plain[0, 11]), plain[:, 13].tolist()):
+        ours, theirs = both(fast, TWO, 12, eos_token_id=words, pad_token_id=95, min_new_tokens=least)
+        assert torch.equal(ours, theirs), words
+    assert least or ours.shape[1] < 21 or (ours == 95).any(), "a row has ended before the other"
+
+
+class Streamer:
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = []
+
+    def put(self, value: Tensor) -> None:
+        self.seen.append(value.flatten().tolist())
+
+    def end(self) -> None:
+        self.seen.append([])
+
+
+def test_a_streamer_is_given_each_token(models: tuple[Any, Any]) -> None:  # noqa: F811
+    ours, theirs = Streamer(), Streamer()
+    tokens = generated(models[1], IDS, 5, streamer=ours)
+    with transformers_loop(models[1]):
+        generated(models[1], IDS, 5, streamer=theirs)
+    assert ours.seen == theirs.seen and ours.seen[0] == IDS[0].tolist() and ours.seen[-1] == []
+    assert [one for seen in ours.seen for one in seen] == tokens[0].tolist()
+
+
+def test_criteria_and_processors_of_a_caller_are_asked(models: tuple[Any, Any]) -> None:  # noqa: F811
+    def enough(ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        assert scores is None
+        return torch.full((len(ids),), ids.shape[1] >= 13)
+
+    def never(ids: Tensor, scores: Tensor) -> Tensor:
+        return scores.index_fill_(1, ids[:, -1], -torch.inf)
+
+    ours, theirs = both(models[1], TWO, 12, stopping_criteria=[enough], logits_processor=[never])
+    assert torch.equal(ours, theirs) and ours.shape[1] == 13
+    assert not (ours[:, 9:] == ours[:, 8:-1]).any()
+
+
+def test_a_cache_of_the_caller_has_the_keys_of_all_tokens(models: tuple[Any, Any]) -> None:  # noqa: F811
+    from transformers import DynamicCache
+
+    held = []
+    for own in (True, False):
+        cache = DynamicCache(config=models[1].config)
+        if own:
+            generated(models[1], IDS, 6, past_key_values=cache)
+        else:
+            with transformers_loop(models[1]):
+                generated(models[1], IDS, 6, past_key_values=cache)
+        held.append(cache)
+    assert held[0].get_seq_length() == 14
+    for one, other in zip(held[0].layers, held[1].layers, strict=True):
+        assert torch.equal(one.keys, other.keys) and torch.equal(one.values, other.values)
+
+
+def interrupted(*_: object) -> bool:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_call_leaves_a_whole_cache(models: tuple[Any, Any]) -> None:  # noqa: F811
+    from transformers import DynamicCache
+
+    cache, count = DynamicCache(config=models[1].config), 0
+
+    def ending(ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        nonlocal count
+        count += 1
+        return torch.zeros(len(ids), dtype=torch.bool) if count < 5 else interrupted()  # type: ignore[return-value]
+
+    with pytest.raises(KeyboardInterrupt):
+        generated(models[1], IDS, 12, past_key_values=cache, stopping_criteria=[ending])
+    assert cache.get_seq_length() == 9 + 4
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"num_beams": 2}, "by beam search"),
+        ({"return_dict_in_generate": True, "output_scores": True}, "with `return_dict_in_generate`"),
+        ({"tokenizer": object()}, "with `tokenizer`"),
+        ({"use_cache": False}, "without token ids or a cache"),
+        ({"prompt_lookup_num_tokens": 2}, "by assisted generation"),
+    ],
+)
+def test_what_the_loop_does_not_do_is_transformers_own_and_said_once(
+    models: tuple[Any, Any],  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+    options: dict[str, Any],
+    why: str,
+) -> None:
+    fast = models[1]
+    fast.__dict__["generate"]._said.clear()
+    with caplog.at_level(logging.INFO, "twofour.generation"):
+        answers = [answer for _ in range(2) for answer in both(fast, IDS, 5, **options)]
+    tokens = [getattr(answer, "sequences", answer) for answer in answers]
+    assert all(torch.equal(one, tokens[0]) for one in tokens)
+    said = [record.message for record in caplog.records if record.name == "twofour.generation"]
+    assert said == [f"generate() {why} runs in transformers' own loop, with graphs where they serve (said once)"]
+
+
+def test_a_cache_that_has_keys_is_transformers_own(
+    models: tuple[Any, Any],  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from transformers import DynamicCache
+
+    answers = []
+    for model in models:
+        cache = DynamicCache(config=model.config)
+        first = generated(model, IDS, 4, past_key_values=cache)
+        with caplog.at_level(logging.INFO, "twofour.generation"):
+            answers.append(generated(model, torch.cat([first, IDS], 1), 4, past_key_values=cache))
+    assert torch.equal(*answers) and "with a DynamicCache that has keys" in caplog.text
+
+
+def test_hooks_and_own_methods_are_heeded(models: tuple[Any, Any], caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
+    fast, seen = copy.deepcopy(models[1]), []
+    handle = fast.register_forward_hook(lambda *_: seen.append(1))
+    with caplog.at_level(logging.INFO, "twofour.generation"):
+        generated(fast, IDS, 4)
+        assert len(seen) == 4 and "of a model with forward hooks" in caplog.text
+        handle.remove()
+        fast.prepare_inputs_for_generation = fast.prepare_inputs_for_generation
+        generated(fast, IDS, 4)
+    assert "of a model with a `prepare_inputs_for_generation` of its own" in caplog.text
+
+
+def test_a_model_with_methods_of_its_own_keeps_them(models: tuple[Any, Any]) -> None:  # noqa: F811
+    kind = type(models[1])
+    assert own_method(models[1]) == ""
+    other: Any = type("Other", (kind,), {"_sample": lambda *_, **__: None})(models[1].config)
+    assert own_method(other) == "_sample"
+
+
+def test_signature_copies_and_pickles(models: tuple[Any, Any]) -> None:  # noqa: F811
+    fast = models[1]
+    assert "max_length" not in (names := inspect.signature(fast.generate).parameters) and "streamer" in names
+    want = generated(fast, IDS, 4)
+    for again in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+        assert again.generate.model is again
+        assert torch.equal(generated(again, IDS, 4), want)
