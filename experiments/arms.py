@@ -28,8 +28,8 @@ class Arm:
     Attributes:
         pattern: "2:4" and so on; "dense" for the control.
         criterion: Which values stay; "" for the control, "auto" for what `twofour.prune` does with data by itself;
-            "default" for what `twofour.finetune` does with the dense model and the training to repeat, "bare" with no
-            optimiser and schedule given.
+            "default" for what `twofour.finetune` does with the dense model and the training to repeat, "held back"
+            with a twentieth of its data kept from it to judge, "bare" with no optimiser and schedule given.
         permuted: Whether channels are permuted first.
         again: Whether the training is repeated.
         taught: Whether the trained control teaches meanwhile, as `twofour.finetune` has it; the dense model where that
@@ -87,7 +87,8 @@ def built(criterion: str) -> bool:
 
 
 FOLLOW_LOSS = ("taylor", "learned")
-WHOLE = ("default", "bare")
+HELD_BACK = "held back"
+WHOLE = ("default", HELD_BACK, "bare")
 CRITERIA = ("magnitude", "random", *FOLLOW_LOSS, "wanda", "ria", "sparsegpt-mask", "sparsegpt", "admm", AUTO)
 PERMUTED = ("magnitude", "wanda", "ria", "sparsegpt")
 

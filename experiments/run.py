@@ -25,7 +25,7 @@ import page as results_page
 import shrink_encoder
 import shrink_nets
 import twofour
-from arms import FOLLOW_LOSS, Arm, again, built, one_shot
+from arms import FOLLOW_LOSS, HELD_BACK, Arm, again, built, one_shot
 from cost import Cost
 from records import SCRATCH, Brought, Nearness, Records, Row, Run, Shrunk, Trained, version
 from tasks import BLOCKS, CONVNETS, GRADIENTS, LOW_BITS, SHRINK, TASKS, Task
@@ -276,11 +276,11 @@ def measured(subject: Task, arm: Arm, seed: int) -> Row:
 
 
 def _whole(subject: Task, arm: Arm, seed: int) -> Row:
-    """Make the row of a model that `twofour.finetune` is given dense; a twentieth of the training data judges."""
+    """Make the row of a model that `twofour.finetune` is given dense."""
     model = dense_model(subject, seed)
     dense = _evaluated(subject, model)
     loader, held = subject.loader(seed), None
-    if isinstance(loader, Batches):
+    if arm.criterion == HELD_BACK and isinstance(loader, Batches):
         loader, held = loader.hold_back(seed)
     original = {"optimizer": subject.optimizer, "schedule": subject.schedule, "clip_norm": 1.0}
     begin = time.perf_counter()

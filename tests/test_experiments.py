@@ -88,7 +88,7 @@ def test_a_row_says_what_was_done(here):
     assert measured(task, Arm("2:4", "wanda", again=True), 0).value == again.value  # the same seed, the same figure
 
 
-@pytest.mark.parametrize("criterion", ["default", "bare"])
+@pytest.mark.parametrize("criterion", ["default", "held back", "bare"])
 def test_a_row_of_the_default_recipe_is_given_the_dense_model(here, criterion):
     from arms import AGAIN, Arm
     from run import measured

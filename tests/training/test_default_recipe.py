@@ -3,26 +3,19 @@
 import copy
 import functools
 import logging
-from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    TensorDataset,
-)
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.training.small import Noisy, accuracy, dense_model, noisy_loader, pair_of_models, recipe, same_state
 from twofour import masks
 from twofour.errors import FormatError, LayerError, TrainingError
 from twofour.training import Taught, checkpoint, defaults, distilled, finetune, judge, train, trainee, warm_start
+from twofour.training.batches import epoch_batches
 from twofour.training.lesson import Lesson
 from twofour.training.plan import Plan
 from twofour.training.result import Epoch, Result, Run
@@ -59,11 +52,11 @@ def test_a_dense_model_and_a_loader_are_enough(caplog):
     result = finetune(model, noisy_loader(batch=4), evaluate=accuracy, teacher="dense", progress=False)
     assert {name: mask.pattern.name for name, mask in masks.of(model).items()} == {"0.weight": "2:4"}
     assert not model.training and result.teacher == "the dense model"
-    assert len(result.sparse.history) == 10  # 44 samples, so 11 steps an epoch: 500 steps are out of reach
+    assert len(result.sparse.history) == 10  # 48 samples, so 12 steps an epoch: 500 steps are out of reach
     best = min([(result.sparse.held, 0), *((epoch.held, epoch.epoch) for epoch in result.sparse.history)])
     assert result.sparse.kept == best[1]
     told = "\n".join(result.notes)
-    for words in ("cross entropy", "AdamW", "10 epochs of 11 steps", "4 samples held back", "by admm", "MiB"):
+    for words in ("cross entropy", "AdamW", "10 epochs of 12 steps", "48 samples of the training", "by admm", "MiB"):
         assert words in told
     assert told.index("MiB") < told.index("pruned 1 weights") and all(note in caplog.text for note in result.notes)
     assert "teaches in batches that it answers clearly better" in caplog.text and "steps at" in caplog.text
@@ -245,20 +238,11 @@ def test_float16_needs_an_optimiser_of_its_own():
     assert defaults.optimizer_for(model.bfloat16())[1] > 0
 
 
-def test_what_is_not_trained_and_a_schedule_that_does_not_end_are_told():
+def test_what_is_not_trained_is_told():
     model = trained()
     model[0].weight.requires_grad_(False)
-    result = quick(model, schedule=lambda opt: torch.optim.lr_scheduler.LinearLR(opt, 1.0, 0.1, 12))
-    told = "".join(result.notes)
+    told = "".join(quick(model).notes)
     assert "1 of them frozen, so not trained again: 0.weight" in told
-    assert "steps an epoch instead of 6, since data are held back" not in told  # 44 samples are 6 batches, too
-    loader = noisy_loader(batch=4)
-    given = {"schedule": lambda opt: torch.optim.lr_scheduler.LinearLR(opt, 1.0, 0.1, 2 * 12)}
-    assert "11 steps an epoch instead of 12, since data are held back" in "".join(
-        quick(trained(), loader, **given).notes
-    )
-    told = "".join(quick(trained(), loader, **given, schedule_every="epoch").notes)
-    assert "instead of" not in told
 
 
 def test_the_loss_that_is_shown_is_that_of_the_state_that_stands():
@@ -322,7 +306,7 @@ def test_one_batch_a_model_in_evaluation_mode_and_a_loader_without_a_length(capl
         model = trained().eval()
         result = quick(model, loader)
         assert not model.training and masks.of(model)
-        assert "trained on too: held= takes others" in "".join(result.notes)
+        assert "which all states have seen: held= takes others" in "".join(result.notes)
 
 
 @pytest.mark.parametrize(
@@ -371,96 +355,54 @@ def test_a_pruned_model_takes_no_pattern_and_keeps_the_papers_workflow():
     assert (result.teacher, result.notes, result.sparse.kept, result.sparse.held) == (None, (), None, None)
 
 
-def test_the_parts_of_a_loader_share_no_sample():
-    x = torch.arange(400.0).view(-1, 1)
-    for shuffle in (False, True):
-        loader = DataLoader(TensorDataset(x, x), 16, shuffle=shuffle, drop_last=True)
-        used, held = judge.hold_back(loader, 3)
-        judging = torch.cat([inputs for inputs, _ in held.batches]).flatten()
-        training = torch.cat([inputs for inputs, _ in used]).flatten()
-        assert held.apart and held.samples == 40 and len(used) == 22
-        assert not set(judging.tolist()) & set(training.tolist())
-        again = torch.cat([inputs for inputs, _ in judge.hold_back(loader, 3)[1].batches]).flatten()
-        assert torch.equal(judging, again)
-        assert (training.tolist() == sorted(training.tolist())) is not shuffle
-    batches = [(part, part) for part in x.split(10)]
-    used, held = judge.hold_back(batches, 0)
-    assert len(used) == 36 and held.samples == 40 and held.apart  # a tenth, for want of 128 samples
-    used, held = judge.hold_back([(part, part) for part in torch.zeros(8000, 1).split(40)], 0)
-    assert len(used) == 190 and held.samples == 400  # a twentieth
-    used, held = judge.hold_back([(part, part) for part in torch.zeros(40000, 1).split(400)], 0)
-    assert len(used) == 97 and held.samples == 1200  # more samples than 1024 are not wanted
-    sampler = torch.utils.data.WeightedRandomSampler([1.0] * 400, 40)
-    for other in (DataLoader(TensorDataset(x, x), 16, sampler=sampler), batches[:3]):
-        used, held = judge.hold_back(other, 0)
-        assert used is other and not held.apart and held.samples == min(128, sum(len(part[0]) for part in other))
+def test_the_first_batches_of_the_training_judge():
+    x = torch.arange(8000.0).view(-1, 1)
+    for rows, batch, judging in ((400, 16, 128), (4000, 16, 208), (8000, 400, 400), (8000, 2000, 2000), (100, 16, 100)):
+        loader = DataLoader(TensorDataset(x[:rows], x[:rows]), batch, shuffle=True)
+        held = judge.trained_on(loader, 3)
+        found = torch.cat([inputs for inputs, _ in held.batches])
+        assert held.samples == len(found) == judging and not held.apart
+        first = torch.cat([inputs for inputs, _ in epoch_batches(loader, 3, 0)])[:judging]
+        assert torch.equal(found, first), "those that the training begins with"
+        again = judge.trained_on(loader, 3)
+        assert held.fingerprint == again.fingerprint != judge.trained_on(loader, 4).fingerprint
 
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        lambda chosen: {"batch_size": 16, "sampler": SequentialSampler(chosen)},
-        lambda chosen: {"batch_size": 16, "sampler": RandomSampler(chosen)},
-        lambda chosen: {"batch_sampler": BatchSampler(SubsetRandomSampler(chosen), 16, drop_last=False)},
-        lambda chosen: {"batch_size": None, "sampler": SequentialSampler(chosen)},
-    ],
-)
-def test_the_samples_that_a_sampler_leaves_out_stay_out(given):
-    x = torch.arange(400.0).view(-1, 1)
-    loader = DataLoader(TensorDataset(x, x), **given(range(200)))
-    used, held = judge.hold_back(loader, 0)
-    assert used is loader and not held.apart and held.samples >= 128
-    assert max(float(inputs.max()) for inputs, _ in (*used, *held.batches)) < 200
-
-
-class Lazy(Sequence):
-    """Batches that are made when they are asked for, with noise."""
-
-    def __init__(self, size=40, rows=2):
-        self.size, self.rows, self.read = size, rows, []
-
-    def __len__(self):
-        return self.size
-
-    def __getitem__(self, place):
-        if not 0 <= place < self.size:
-            raise IndexError(place)
-        self.read.append(place)
-        x = torch.full((self.rows, 16), float(place)) + torch.rand(self.rows, 16) / 2
-        return x, torch.zeros(self.rows, dtype=torch.long)
-
-
-def test_a_sequence_is_read_as_it_is_asked_for():
-    loader = Lazy()
-    used, held = judge.hold_back(loader, 0)
-    assert held.samples == 8 and sorted(loader.read) == [9, 19, 29, 39] and held.apart
-    first, again = (torch.cat([x for x, _ in used]) for _ in range(2))
-    assert len(used) == 36 and torch.equal(first.floor(), again.floor()) and not torch.equal(first, again)
-    assert not set(first.floor().unique().tolist()) & {float(x.floor().max()) for x, _ in held.batches}
-    assert [float(x[0, 0].floor()) for x, _ in used[:2]] == [0, 1]
-    other = judge.hold_back(loader, 0)[1]
-    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(held.batches, other.batches, strict=True))
-
-    class Shuffled(Lazy):
+    class Unmeasured:
         def __iter__(self):
-            return (self[place] for place in torch.randperm(self.size).tolist())
+            return iter([(part, part) for part in x.split(100)])
 
-    loader = Shuffled()
-    used, held = judge.hold_back(loader, 0)
-    assert used is loader and not held.apart
-
-
-def test_few_samples_that_judge_are_said_to_be_few():
-    x = torch.randn(10, 16)
-    result = quick(trained(), DataLoader(TensorDataset(x, torch.zeros(10).long()), 5))
-    assert "on 1 sample held back, few to tell states apart: held= takes more" in "".join(result.notes)
+    assert judge.trained_on(Unmeasured(), 0).samples == 1100  # more than 1024 are not wanted
+    with pytest.raises(TrainingError, match="loader is empty"):
+        judge.trained_on(type("Nothing", (), {"__iter__": lambda self: iter(())})(), 0)
 
 
-def test_what_is_held_back_leaves_no_batch_of_one():
-    x = torch.randn(50, 16)
-    for batch, held in ((4, 6), (44, 6), (45, 5), (1, 5)):
-        used, judging = judge.hold_back(DataLoader(TensorDataset(x, x), batch), 0)
-        assert judging.samples == held and (batch == 1 or min(len(part) for part, _ in used) > 1)
+def test_all_data_are_trained_on_and_a_schedule_reaches_its_end():
+    seen = []
+
+    def loss(output, target):
+        seen.append(len(target) if torch.is_grad_enabled() else 0)
+        return F.cross_entropy(output, target)
+
+    batches = list(DataLoader(Noisy(), 4))
+    rates = lambda opt: torch.optim.lr_scheduler.LinearLR(opt, 1.0, 0.1, 2 * len(batches) - 1)  # noqa: E731
+    result = quick(trained(), batches, loss=loss, schedule=rates)
+    assert sum(seen) == 2 * len(Noisy()) and result.sparse.history[-1].lr == pytest.approx(0.05 * 0.1)
+    assert "few to tell states apart: held= takes more" in "".join(result.notes)
+
+
+def test_a_start_that_knows_the_data_by_heart_does_not_win_by_them():
+    """Labels are chance, so that what the dense model knows of a sample is memory: no training finds it again."""
+    generator = torch.Generator().manual_seed(5)
+    x, y = torch.randn(96, 16, generator=generator), torch.randint(4, (96,), generator=generator)
+    wide = nn.Sequential(nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 4))
+    adam = {"loss": F.cross_entropy, "optimizer": lambda params: torch.optim.Adam(params, lr=1e-2), "progress": False}
+    train(wide, list(zip(x.split(8), y.split(8), strict=True)), **adam, epochs=30)
+    assert float((wide(x).argmax(1) == y).float().mean()) > 0.95
+    half = list(zip(x[:48].split(8), y[:48].split(8), strict=True))
+    judged = {"": None, "the other half": [(x[48:], y[48:])]}
+    results = [finetune(copy.deepcopy(wide), half, **adam, epochs=8, prune=QUICK, held=h) for h in judged.values()]
+    assert [result.sparse.kept > 0 for result in results] == [True, False]
+    assert results[0].sparse.history[-1].held < results[0].sparse.held
 
 
 def test_data_that_are_held_by_the_caller_judge_the_same_whatever_was_drawn_before(tmp_path):
@@ -478,14 +420,6 @@ def test_data_that_are_held_by_the_caller_judge_the_same_whatever_was_drawn_befo
     for other in (DataLoader(Noisy(seed=4), 8), DataLoader(Noisy(rows=40), 8)):
         with pytest.raises(TrainingError, match=r"of another run[\s\S]*held: "):
             quick(trained(), held=other, checkpoint=tmp_path, epochs=2)
-
-
-def test_a_parted_loader_keeps_what_the_given_one_was_told():
-    x, generator = torch.arange(400.0).view(-1, 1), torch.Generator()
-    data = TensorDataset(x, x)
-    used, _ = judge.hold_back(DataLoader(data, 16, sampler=RandomSampler(data, generator=generator), in_order=False), 0)
-    assert used.sampler.generator is generator and not used.in_order and used.batch_size == 16
-    assert used.sampler.data_source is used.dataset
 
 
 def test_the_folder_of_a_run_that_began_pruned_is_refused_before_pruning(tmp_path):

@@ -58,7 +58,7 @@ def completed(
         given: "loss", "optimizer", "schedule" and "epochs", any of them "auto".
         settings: The other fields of the plan.
         keep: Which state stands: "last", or what a `Judge` calls best.
-        held: A loader of the data held back for "loss", None for a part of `loader`.
+        held: A loader of the data that judge by "loss", None for batches of `loader`.
 
     Raises:
         TrainingError: As `finetune`.
@@ -84,17 +84,11 @@ def completed(
     plan.check()
     plan = _judged(plan, keep, held)
     if plan.judge is not None and (judging := plan.judge.held) is not None:
-        apart = "held back" if judging.apart else "that are trained on too: held= takes others"
+        apart = "of `held`" if judging.apart else "of the training, which all states have seen: held= takes others"
         amount = f"{judging.samples} sample{'s' if judging.samples != 1 else ''}"
         few = "" if judging.samples >= judge.LEAST else ", few to tell states apart: held= takes more"
         notes.append(f"the state with the least loss stands, on {amount} {apart}{few}")
-    whole, steps = length(loader), length(plan.loader)
-    if plan.schedule is not None and plan.schedule_every == "step" and steps != whole:
-        notes.append(
-            f"{steps} steps an epoch instead of {whole}, since data are held back: a schedule over "
-            "epochs * len(loader) does not reach its end"
-        )
-    if cycled and steps:
+    if cycled and (steps := length(loader)):
         plan = dataclasses.replace(plan, schedule=cycle(plan.epochs * steps))
     for note in notes:
         log.info("%s", note)
@@ -130,9 +124,8 @@ def _judged(plan: Plan, keep: str, held: Any) -> Plan:
             remedy="leave `keep` out",
         )
     if keep == "loss":
-        loader = plan.loader
-        loader, judging = judge.hold_back(loader, plan.seed) if held is None else (loader, judge.given(held, plan.seed))
-        return dataclasses.replace(plan, loader=loader, judge=judge.Judge("loss", plan.loss, judging))
+        judging = judge.trained_on(plan.loader, plan.seed) if held is None else judge.given(held, plan.seed)
+        return dataclasses.replace(plan, judge=judge.Judge("loss", plan.loss, judging))
     if plan.evaluate is None:
         raise TrainingError(
             f'`keep="{keep}"` has nothing to go by',

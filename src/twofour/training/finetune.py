@@ -60,9 +60,10 @@ def finetune(
     """Make a dense model sparse and train it, or train a pruned model again as it was trained before.
 
     Given a dense model it prunes it first, by what `twofour.prune` does with data, here batches of the loader, in
-    another order of the channels where one loses less on data held back. A part of the data is held back from the
-    training, and the state with the least loss on it stands, that before the first step too: what comes back is no
-    worse there than what was pruned. `Result.notes`, and the log at INFO before each part begins, say what is done and
+    another order of the channels where one loses less on data held back. The state with the least loss on some batches
+    of the training stands, that before the first step too: what comes back is no worse there than what was pruned. The
+    dense model has seen such data, so only data that it has not, as `held`, can tell which state is better on new ones.
+    `Result.notes`, and the log at INFO before each part begins, say what is done and
     what it costs. Given a pruned model the last state stands, as in the paper, unless `keep` says otherwise.
 
     The learning rate is rewound: `optimizer` and `schedule` are those of the original training, begun anew. With
@@ -119,12 +120,11 @@ def finetune(
             nobody teaches. Where the loader brings a teacher already (`Taught`), nobody else teaches.
         pattern: What a dense model is pruned to, as `twofour.prune` takes it; None: "2:4".
         prune: Further arguments of `twofour.prune` for it, such as {"skip": ["head"], "permute": False}.
-        held: Batches (input, target) of data that are not trained on, whose loss judges. None: a part of the loader is
-            held back: of a DataLoader that reads in order or shuffles, a twentieth of its samples, 128 to 1024; of a
-            list or sequence of ten batches or more, a twentieth of them, up to a tenth for 128 samples. Of other
-            loaders, and of those with a sampler of their own, the first batches judge, and are trained on too.
-        keep: Which state stands at the end, of the control too: the "last"; that with the least "loss" on data held
-            back; that with the "highest" or "lowest" answer of `evaluate`, of several numbers the first. "auto": "loss"
+        held: Batches (input, target) of data that neither the dense model nor this training has seen, such as those of
+            a validation loader, whose loss judges. None: batches of the loader judge, the first of its first epoch, a
+            twentieth of an epoch but 128 samples at least and about 1024 at most; they are trained on all the same.
+        keep: Which state stands at the end, of the control too: the "last"; that with the least "loss" on what judges;
+            that with the "highest" or "lowest" answer of `evaluate`, of several numbers the first. "auto": "loss"
             where a dense model is pruned here, else "last".
 
     Returns:

@@ -1,4 +1,4 @@
-"""Which state of a training stands at its end: what judges them, and the data that are held back for it.
+"""Which state of a training stands at its end: what judges them, and the data it is judged on.
 
 A training that repeats may leave a model worse than it was at the start, and its last state need not be its best. The
 states before the first step and after each epoch are judged; the best is kept.
@@ -8,33 +8,28 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
 
 from twofour import calls
 from twofour.calibration import Batch
 from twofour.errors import TrainingError
 from twofour.training import randomness
-from twofour.training.batches import Loader, call, empty_loader, epoch_batches, pair, require_loader, to_device
+from twofour.training.batches import Loader, call, empty_loader, epoch_batches, length, require_loader, to_device
 from twofour.training.result import Evaluation
 
 Loss = Callable[[Any, Any], Tensor]
 Keep = Literal["loss", "highest", "lowest"]
-"""What is best: the least loss on data held back, or the highest or lowest answer of `evaluate`."""
+"""What is best: the least loss on the data that judge, or the highest or lowest answer of `evaluate`."""
 
 SHARE = 20
-"""One sample, or batch, in so many is held back."""
+"""One batch of the training in so many judges."""
 LEAST, MOST = 128, 1024
-"""Samples that are held back at least, where they are no more than a tenth, and at most."""
-TENTH = 10
-"""One in so many at most is held back where samples are few."""
-_IN_ORDER = (list.__iter__, tuple.__iter__, Sequence.__iter__)
-"""Ways of walking over a sequence that yield what its places hold."""
+"""Samples that judge at least, where the training has so many, and at most, but for the rest of a batch."""
 
 
 @dataclass(frozen=True)
@@ -60,26 +55,6 @@ class Held:
     def fingerprint(self) -> dict[str, Any]:
         """What tells these data from others: how many samples, and a hash over the first batch."""
         return {"samples": self.samples, "first batch": digest(self.batches[0])}
-
-
-class Places(Sequence[Any]):
-    """Some places of a sequence, each read when it is asked for.
-
-    Args:
-        loader: The sequence.
-        places: Which, in this order.
-    """
-
-    def __init__(self, loader: Sequence[Any], places: Sequence[int]) -> None:
-        self.loader, self._places = loader, places
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, number: Any) -> Any:
-        if isinstance(number, slice):
-            return Places(self.loader, self._places[number])
-        return self.loader[self._places[number]]
 
 
 @dataclass(frozen=True)
@@ -113,7 +88,7 @@ class Judge:
 
 
 def held_loss(model: nn.Module, loss: Loss, held: Held) -> float:
-    """Return the mean of the loss over batches held back, by their samples; in evaluation mode, without gradients."""
+    """Return the mean of the loss over batches that judge, by their samples; in evaluation mode, without gradients."""
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     total = weight = 0.0
     with calls.evaluating(model), torch.no_grad(), randomness.undisturbed():
@@ -173,103 +148,40 @@ def given(held: Loader, seed: int) -> Held:
     """
     require_loader(held)
     with randomness.undisturbed(held):
-        found = _held(list(epoch_batches(held, randomness.derive(seed, 0, "held"), 0)), apart=True)
-    if not found.batches:
+        found = tuple(epoch_batches(held, randomness.derive(seed, 0, "held"), 0))
+    if not found:
         raise TrainingError(
             "there is nothing in `held`",
             got="no batch",
             wanted="at least one (input, target) pair, such as a validation loader yields",
-            remedy="leave it out: a part of the loader is held back then",
+            remedy="leave it out: batches of the training judge then",
         )
-    return found
+    return Held(found, sum(Batch(inputs).samples for inputs, _ in found), apart=True)
 
 
-def hold_back(loader: Loader, seed: int) -> tuple[Loader, Held]:
-    """Part a loader into one to train with, and batches that judge.
+def trained_on(loader: Loader, seed: int) -> Held:
+    """Return batches of the training itself: the first of its first epoch, about a twentieth of them.
 
-    Of a DataLoader over a dataset that is read in order or shuffled, samples are held back; of a list, batches, and of
-    another sequence, which is read as it is asked for. Another loader, or one with a sampler of its own, does not say
-    which samples it yields: the first batches of its first epoch judge, and are trained on too.
+    The dense model that a state was pruned from has been trained on such data, and each later state is trained on them
+    too, so that they favour none. Data kept from the training alone would favour the start, which has seen them.
 
     Args:
         loader: Yields (input, target) pairs, anew each epoch.
-        seed: Which samples are held back follows from it alone.
+        seed: Of the training.
 
     Raises:
         TrainingError: The loader is empty, or yields no pairs.
     """
-    if isinstance(loader, Sequence) and len(loader) >= TENTH and type(loader).__iter__ in _IN_ORDER:
-        return _places(loader, seed)
-    if (parts := _parted(loader, seed)) is not None:
-        used, judging = parts
-        with randomness.undisturbed(loader):
-            randomness.seed_everything(randomness.derive(seed, 0, "held back"))
-            return used, _held([pair(batch) for batch in judging], apart=True)
+    found, samples, steps = list[tuple[Any, Any]](), 0, length(loader) or math.inf
     with randomness.undisturbed(loader):
-        first = list[tuple[Any, Any]]()
         for batch in epoch_batches(loader, seed, 0):
-            first.append(batch)
-            if sum(Batch(inputs).samples for inputs, _ in first) >= LEAST:
+            found.append(batch)
+            samples += Batch(batch[0]).samples
+            if samples >= (LEAST if SHARE * len(found) >= steps else MOST):
                 break
-    if not first:
+    if not found:
         raise empty_loader()
-    return loader, _held(first, apart=False)
-
-
-def _held(batches: list[tuple[Any, Any]], *, apart: bool) -> Held:
-    return Held(tuple(batches), sum(Batch(inputs).samples for inputs, _ in batches), apart)
-
-
-def _places(loader: Sequence[Any], seed: int) -> tuple[Loader, Held]:
-    """Part a sequence: a twentieth of its batches is held back, up to a tenth for `LEAST` samples, until `MOST`."""
-    candidates = range(TENTH - 1, len(loader), TENTH)
-    order = torch.randperm(len(candidates), generator=_choosing(seed), device="cpu").tolist()
-    taken, samples, stream = dict[int, Any](), 0, randomness.Stream(randomness.derive(seed, 0, "held"))
-    with randomness.undisturbed(loader):
-        for place in (candidates[number] for number in order):
-            if samples >= (LEAST if len(taken) * SHARE >= len(loader) else MOST):
-                break
-            with stream:
-                taken[place] = pair(loader[place])
-            samples += Batch(taken[place][0]).samples
-    left = [place for place in range(len(loader)) if place not in taken]
-    used = [loader[place] for place in left] if type(loader) in (list, tuple) else Places(loader, left)
-    return used, _held([taken[place] for place in sorted(taken)], apart=True)
-
-
-def _choosing(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(randomness.derive(seed, 0, "held back"))
-
-
-def _parted(loader: Loader, seed: int) -> tuple[DataLoader[Any], DataLoader[Any]] | None:
-    """Return loaders of two parts of a dataset, as the given one but for that; None where it is not that simple."""
-    if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
-        return None
-    sampler, batched = loader.sampler, loader.batch_sampler
-    if type(batched) is not BatchSampler or loader.batch_size is None or batched.sampler is not sampler:
-        return None
-    plain = type(sampler) is SequentialSampler or (
-        type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
-    )
-    if not plain or sampler.data_source is not loader.dataset:  # samples that a sampler leaves out are not trained on
-        return None
-    size = len(loader.dataset)  # pyright: ignore[reportArgumentType]
-    count = min(MOST, max(size // SHARE, min(LEAST, size // TENTH)))
-    if not loader.drop_last and (size - count) % loader.batch_size == 1 and size % loader.batch_size != 1:
-        count += 1  # a last batch of one, which there was not: batch norm cannot be trained on it
-    if count == 0 or size - count < loader.batch_size:
-        return None
-    order = torch.randperm(size, generator=_choosing(seed), device="cpu")
-    same: dict[str, Any] = {
-        name: getattr(loader, name)
-        for name in ("batch_size", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "in_order")
-        if hasattr(loader, name)
-    }
-    same |= {"multiprocessing_context": loader.multiprocessing_context, "prefetch_factor": loader.prefetch_factor}
-    used, judging = (Subset(loader.dataset, part.sort().values.tolist()) for part in (order[count:], order[:count]))
-    way = RandomSampler(used, generator=sampler.generator) if type(sampler) is RandomSampler else None
-    training = DataLoader(used, sampler=way, drop_last=loader.drop_last, generator=loader.generator, **same)
-    return training, DataLoader(judging, **same)
+    return Held(tuple(found), samples, apart=False)
 
 
 def first_batch(loader: Loader, seed: int) -> tuple[Any, Any]:

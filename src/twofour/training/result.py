@@ -20,7 +20,7 @@ class Epoch:
         loss: Mean of the loss over the epoch's steps; where a model is taught, the teacher's half included.
         lr: Learning rate of the optimiser's first group at the epoch's last step.
         evaluation: What `evaluate` answered after the epoch, None without one.
-        held: Mean of the loss on data held back after the epoch, None where it does not judge.
+        held: Mean of the loss on the data that judge after the epoch, None where it does not judge.
     """
 
     epoch: int
@@ -40,7 +40,7 @@ class Run:
             figure.
         history: One record per epoch.
         seconds: Working time, added up over the sessions when the run was interrupted.
-        held: Mean of the loss on data held back before the first step, None where it does not judge.
+        held: Mean of the loss on the data that judge before the first step, None where it does not judge.
         kept: The epoch whose state the model has, 0 for that before the first step; None: the last.
     """
 

@@ -90,7 +90,7 @@ class Trainee:
     """The changing state of a run.
 
     `epoch` counts from 0, `step` counts the batches already trained on in this epoch, `random` is the model's
-    random state to go on with in mid-epoch, `held` the loss on data held back before the first step.
+    random state to go on with in mid-epoch, `held` the loss on the data that judge before the first step.
     """
 
     name: str
@@ -159,7 +159,7 @@ class Trainee:
         checkpoint.write(self.file, state)
 
     def judged(self, plan: Plan, evaluation: Evaluation | None, epoch: int) -> float | None:
-        """Keep the model's state if it is the best so far; return its loss on data held back, where that judges."""
+        """Keep the model's state if it is the best so far; return its loss on the data that judge, where that does."""
         if plan.judge is None:
             return None
         score = plan.judge.score(self.model, evaluation)
