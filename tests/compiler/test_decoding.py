@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -320,6 +321,21 @@ def test_times_are_of_the_kernels_that_run(monkeypatch: pytest.MonkeyPatch, tmp_
     for model in (dense, twofour.prune(copy.deepcopy(dense), "2:4")):
         twofour.compile(model, {"input_ids": IDS}, tokens=TOKENS)
     assert len(raced) == 4, "a step and a prompt of each model"
+
+
+def test_the_plan_says_which_engine_runs_what() -> None:
+    def said(step: float, prompt: float) -> tuple[Any, str]:
+        given = {"step": {"layers": 2.0, "graph": step}, "prompt": {"layers": 2.0, "graph": prompt}}
+        return decoding._faster(cast(Any, kept), given, "1 x 9 tokens", "")
+
+    kept = SimpleNamespace()
+    prompt = "a prompt 3.000 ms as a graph, 2.000 ms layer by layer, which it runs"
+    assert said(1.0, 3.0) == (
+        kept,
+        f"decoding (1 x 9 tokens): a step 1.000 ms as a graph, 2.000 ms layer by layer; {prompt}",
+    )
+    assert said(2.1, 1.0) == (kept, said(2.1, 1.0)[1]), "within 5 % is the noise of a machine"
+    assert said(2.2, 1.0)[0] is None and said(2.2, 1.0)[1].endswith("; the layers are faster")
 
 
 def test_buffers_have_room_and_grow() -> None:

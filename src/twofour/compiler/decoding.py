@@ -155,7 +155,7 @@ def _chosen(fast: nn.Module, plan: Plan, ids: Tensor, terms: Terms) -> tuple[Dec
         first, given, left = _prompt_graph(fast, plan, prompt, ids, terms)
         layers, graph = partial(prompt.layers, ids), partial(first.program, *tree_leaves(given))
         times["prompt"] = _raced(first, given, terms, layers, graph)
-        if times["prompt"]["graph"] <= TIE * times["prompt"]["layers"]:
+        if times["prompt"]["graph"] <= TIE * times["prompt"]["layers"]:  # else the layers run it: `_faster` says so
             decoding.prompt, decoding.kept, decoding.masked = first, prompt.kept, prompt.masked
     except MemoryError:
         raise
@@ -193,11 +193,14 @@ def _faster(
 ) -> tuple[AnyDecoding | None, str]:
     """Return decoding where its step is no slower than the layers', and what the plan says."""
     decoding.__dict__.pop("_timing", None)
+    taken = {name: ms["graph"] <= TIE * ms["layers"] for name, ms in times.items()}
     parts = [
-        f"a {name} {ms['graph']:.3f} ms as a graph, {ms['layers']:.3f} ms layer by layer" for name, ms in times.items()
+        f"a {name} {ms['graph']:.3f} ms as a graph, {ms['layers']:.3f} ms layer by layer"
+        f"{'' if taken[name] else ', which it runs'}"
+        for name, ms in times.items()
     ]
     said = f"decoding ({what}): {'; '.join(parts)}{left}"
-    if times["step"]["graph"] > TIE * times["step"]["layers"]:
+    if not taken["step"]:
         return None, f"{said}; the layers are faster"
     return decoding, said
 
