@@ -3,6 +3,7 @@
 import ast
 import graphlib
 import re
+from functools import cache
 from pathlib import Path
 
 from tests import sizes
@@ -58,6 +59,7 @@ def test_the_reader_of_imports_sees_them() -> None:
     assert imports(PACKAGE / "export" / "save_load.py") >= {"compiler", "masks", "packing"}
 
 
+@cache
 def module_imports() -> dict[str, set[str]]:
     """Each module of ours and the modules of ours that it imports, at the top or inside a function."""
     paths = {path: ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in PACKAGE.rglob("*.py")}

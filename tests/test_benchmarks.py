@@ -98,6 +98,7 @@ def test_bits_writes_records_and_a_table(tmp_path: Path):
         assert sum(name.startswith("bits_matmul_") for name in record.timings) >= 2
 
 
+@pytest.mark.long
 def test_nets_of_low_bits_are_held_to_whole_numbers_and_set_beside_openvino(tmp_path: Path):
     pytest.importorskip("openvino")
     pytest.importorskip("nncf")

@@ -39,7 +39,7 @@ def gpt2(**options: Any) -> Any:
 
     torch.manual_seed(0)
     sizes = {"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 96, "n_positions": 256}
-    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=None, **options)).eval()
+    return GPT2LMHeadModel(GPT2Config(**sizes | options, bos_token_id=0, eos_token_id=None)).eval()
 
 
 def llama(**options: Any) -> Any:
@@ -317,7 +317,7 @@ def test_times_are_of_the_kernels_that_run(monkeypatch: pytest.MonkeyPatch, tmp_
         return dict(zip(calls, (2.0, 1.0), strict=True)), 0.0
 
     monkeypatch.setattr(decoding, "race", race)
-    dense = gpt2()
+    dense = gpt2(n_layer=1)
     for model in (dense, twofour.prune(copy.deepcopy(dense), "2:4")):
         twofour.compile(model, {"input_ids": IDS}, tokens=TOKENS)
     assert len(raced) == 4, "a step and a prompt of each model"
@@ -521,5 +521,5 @@ def test_an_example_as_long_as_the_positions_keeps_the_graphs(calls: list[str]) 
 
 
 def test_attention_that_adds_its_mask_is_refused() -> None:
-    fast = twofour.compile(gpt2(attn_implementation="eager"), {"input_ids": IDS}, tokens=TOKENS)
+    fast = twofour.compile(gpt2(attn_implementation="eager", n_layer=1), {"input_ids": IDS}, tokens=TOKENS)
     assert any('its attention is "eager"' in note for note in fast.plan.notes)

@@ -20,7 +20,7 @@ from twofour.compiler import CompiledLinear
 
 transformers = pytest.importorskip("transformers", reason="needs the extra [text]")
 
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
 TEXT = {"vocab_size": 64, "max_position_embeddings": 32}
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
@@ -58,7 +58,7 @@ class Family:
 IDS = {"input_ids": (2, 8)}
 FAMILIES = {
     "bert": Family(
-        "BertConfig", "BertForMaskedLM", "AutoModelForMaskedLM", {**SIZES, **TEXT}, IDS, "", 13
+        "BertConfig", "BertForMaskedLM", "AutoModelForMaskedLM", {**SIZES, **TEXT}, IDS, "", 7
     ),
     "vit": Family(
         "ViTConfig",
@@ -67,16 +67,16 @@ FAMILIES = {
         {**SIZES, "image_size": 16, "patch_size": 4, "num_labels": 8},
         {"pixel_values": (2, 3, 16, 16)},
         "",
-        13,
+        7,
     ),
     "gpt2": Family(
         "GPT2Config",
         "GPT2LMHeadModel",
         "AutoModelForCausalLM",
-        {"vocab_size": 64, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 2, **TOKENS},
+        {"vocab_size": 64, "n_positions": 32, "n_embd": 32, "n_layer": 1, "n_head": 2, **TOKENS},
         IDS,
         "input_ids",
-        8,
+        4,
     ),
     "llama": Family(
         "LlamaConfig",
@@ -85,7 +85,7 @@ FAMILIES = {
         {**SIZES, **TEXT, **TOKENS, "num_key_value_heads": 1},
         IDS,
         "input_ids",
-        15,
+        8,
     ),
     "qwen": Family(
         "Qwen3Config",
@@ -94,7 +94,7 @@ FAMILIES = {
         {**SIZES, **TEXT, **TOKENS, "num_key_value_heads": 1, "head_dim": 16},
         IDS,
         "input_ids",
-        15,
+        8,
     ),
     "whisper": Family(
         "WhisperConfig",
@@ -115,11 +115,11 @@ FAMILIES = {
         "T5Config",
         "T5ForConditionalGeneration",
         "AutoModelForSeq2SeqLM",
-        {"vocab_size": 64, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2,
+        {"vocab_size": 64, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2,
          "decoder_start_token_id": 0},
         {**IDS, "decoder_input_ids": (2, 4)},
         "input_ids",
-        32,
+        16,
     ),
 }  # fmt: skip
 
@@ -140,7 +140,7 @@ def hub(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder of a dense model, in several files."""
     family = FAMILIES[name]
     folder = tmp_path_factory.mktemp(name) / "hub"
-    yield random(folder, family.config, family.model, "60KB", **family.sizes)
+    yield random(folder, family.config, family.model, "25KB", **family.sizes)
 
 
 @pytest.fixture(scope="module")

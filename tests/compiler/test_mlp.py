@@ -58,10 +58,11 @@ def made(
     def factor(n: int, m: int, bias: bool) -> Factor:
         return Factor(row, row.prepare(weight_of(row, n, m)), torch.randn(n) if bias else None, n)
 
-    first, gate = factor(hidden, inputs, True), factor(hidden, inputs, False)
+    first = factor(hidden, inputs, True) if two else None
+    gate = factor(hidden, inputs, False) if gated and two else None
     epilogue = Epilogue("none" if two else "relu", "add")
     last = factor(out, hidden if two else inputs, not gated)
-    return FusedMatmul(first if two else None, gate if gated and two else None, last, activation, epilogue)
+    return FusedMatmul(first, gate, last, activation, epilogue)
 
 
 def in_turn(
@@ -120,7 +121,10 @@ def test_strips_give_what_the_products_do(row: Kernel, how: str) -> None:
         fused = made(row, sizes, gated=how == "gated", two=how != "alone")
         x, other = torch.randn(tokens, sizes[0] + 3)[:, : sizes[0]], torch.randn(tokens, sizes[2])
         ahead, behind = norms(sizes)
-        for before, after, team in ((None, None, 3), (ahead, None, 1), (None, behind, 3), (ahead, behind, 1)):
+        norms_of = [(None, None, 3), (ahead, None, 1), (None, behind, 3), (ahead, behind, 1)]
+        if sizes[1] > 64:  # in long rows each of these with two of the three
+            norms_of = {"alone": norms_of[::3], "two": norms_of[1:3], "gated": norms_of[::2]}[how]
+        for before, after, team in norms_of:
             with threads(team):
                 found = fused.run(x, other, before, after, keep=True)
                 turn = in_turn(fused, x, other, before, after)
@@ -128,6 +132,8 @@ def test_strips_give_what_the_products_do(row: Kernel, how: str) -> None:
             for y, apart, exact in zip(found, turn, want, strict=True):
                 near(y, apart, 1e-5)
                 near(y, exact, NEAR[row.dtype])
+        if sizes[1] > 64 and how == "alone":
+            continue
         in_place = fused.run(x, other, None, behind)[1]
         near(in_place, fused.reference(x, other, None, behind)[1], NEAR[row.dtype])
 

@@ -46,17 +46,33 @@ def network(seed: int = 0, **options: Any) -> Net:
     return Net(**options).eval()
 
 
-@pytest.fixture(autouse=True)
-def graph_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+def graph_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph is the faster engine, whatever the clock says."""
     monkeypatch.setenv("TWOFOUR_CACHE", "off")
     monkeypatch.setattr(engines, "_engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, 0.0))
 
 
+@pytest.fixture(autouse=True)
+def graph_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph_is_faster(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A model with its graph, made once."""
+    path = tmp_path_factory.mktemp("graph") / "model.safetensors"
+    with pytest.MonkeyPatch.context() as patched:
+        graph_is_faster(patched)
+        model = twofour.prune(network(), "2:4")
+        twofour.save(twofour.compile(model, inputs(2, 8), tokens=(1,), graph=True), path)
+    return path.read_bytes()
+
+
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(written: bytes, tmp_path: Path) -> Path:
+    """Such a file of the test's own."""
     path = tmp_path / "model.safetensors"
-    twofour.save(twofour.compile(twofour.prune(network(), "2:4"), inputs(2, 8), tokens=(1,), graph=True), path)
+    path.write_bytes(written)
     return path
 
 
