@@ -14,7 +14,7 @@ from twofour.kernels.norm import norm, norm_in_place
 
 LOW = torch.bfloat16
 
-_VIEWS = (
+VIEWS = (
     aten.view.default,
     aten.reshape.default,
     aten.transpose.int,
@@ -94,7 +94,7 @@ class _Lowering:
                 self.lower(node, [operand for operand in operands if is_float32(operand)])
         elif node.target in (norm, norm_in_place):
             self.normalise(node)
-        elif node.target in _VIEWS and args[0] in self.low:
+        elif node.target in VIEWS and args[0] in self.low:
             self.mark(node)
         elif node.target in _POINTWISE and is_float32(node) and self.worth(node, sources):
             self.lower(node, sources)

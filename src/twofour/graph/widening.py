@@ -15,26 +15,15 @@ from torch import Tensor, fx
 
 from twofour.capture import KEPT, changes_in_place
 from twofour.graph.base import aten, constant, insert, value
-from twofour.graph.precision import LOW, behind, is_low
+from twofour.graph.precision import LOW, VIEWS, behind, is_low
 
 LARGEST = 1 << 20
 """Numbers of a constant that is kept in float32 too; a larger one, a table of words, is converted where it is read."""
 
 _VIEWS = (
-    aten.view.default,
-    aten.reshape.default,
-    aten.transpose.int,
-    aten.permute.default,
-    aten.unflatten.int,
-    aten.flatten.using_ints,
-    aten.unsqueeze.default,
-    aten.squeeze.dim,
+    *VIEWS,
     aten.expand.default,
-    aten.slice.Tensor,
-    aten.select.int,
-    aten.contiguous.default,
     aten.clone.default,
-    aten.narrow.default,
     aten.alias.default,
     aten.detach.default,
     aten.dropout.default,
@@ -44,7 +33,7 @@ _VIEWS = (
     aten.repeat_interleave.self_int,
     operator.getitem,
 )
-"""What only looks at its first argument, or copies it: wide where that is."""
+"""What only looks at its first argument, or copies it, and what models have of it before `fuse`: wide where that is."""
 
 _CASTS = (aten.to.dtype, aten._to_copy.default)
 
