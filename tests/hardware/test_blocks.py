@@ -1,6 +1,7 @@
 """The price of blocks on dense units and of dense groups on units of 2:4: the stated rules by hand, and models."""
 
 import pytest
+import torch
 from torch import nn
 
 import twofour
@@ -72,6 +73,20 @@ def test_an_estimate_of_the_dial_names_it_and_refuses_what_has_no_rule() -> None
         twofour.estimate(model, machine="a100-sxm", tokens=64, pattern="4:8+25%")
     with pytest.raises(HardwareError, match="training steps with such weights are not priced"):
         twofour.estimate(model, model[0].weight.detach()[:4], machine="a100-sxm", pattern="2:4+25%", training=True)
+
+
+def test_convolutions_in_groups_of_channels_are_dense_where_no_kernel_has_dense_groups_in_them() -> None:
+    model, x = nn.Sequential(nn.Conv2d(64, 64, 3, groups=2), nn.Conv2d(64, 64, 3)).eval(), torch.randn(1, 64, 12, 12)
+    grouped, plain = twofour.estimate(model, x, machine="a100-sxm", pattern="2:4+25%").rows
+    assert (
+        grouped.sparse_ms is None and grouped.reason == "no kernel has dense groups of inputs in 2 groups of channels"
+    )
+    assert plain.sparse_ms is not None
+    for pattern in ("2:4", "block:32x32@0.9"):
+        assert twofour.estimate(model, x, machine="a100-sxm", pattern=pattern).rows[0].sparse_ms is not None
+    plan = twofour.compile(twofour.prune(model, "2:4+25%", criterion="magnitude"), x, effort="quick").plan
+    kernels = {layer.name: layer.kernel for layer in plan.layers}
+    assert "hybrid" not in str(kernels["0"])
 
 
 @pytest.mark.parametrize("pattern", ["block:8x32@0.9", "block:16x4@0.5", "1:4", "64:2:8"])

@@ -248,7 +248,8 @@ def estimate(
         skip: Layer globs that stay dense.
         pattern: "2:4", which has units of its own; blocks of at least 16 by 16, "block:32x32@0.9", priced on the dense
             units by the rule of `hardware/blocks.py`; or 2:4 with dense groups, "2:4+25%", priced on the units of 2:4
-            by the rule of `hardware/regions.py`. No measurement was there to fit either rule.
+            by the rule of `hardware/regions.py`, convolutions in groups of channels dense, as `compile` runs them. No
+            measurement was there to fit either rule.
         training: Price one training step on the example instead: `TrainingEstimate`, and what is priced, there.
         optimizer: Of a training step alone: "adamw", also where None, or "sgd" with momentum.
 
@@ -270,7 +271,7 @@ def estimate(
     model = as_floats(model) if low else model
     traced = trace(model, example) if tokens is None else linears(model, tokens)
     require_products(model, traced)
-    reasons = reasons_of(model, traced.products, None if isinstance(rule, Block) else dtype, skip)
+    reasons = reasons_of(model, traced.products, None if isinstance(rule, Block) else dtype, skip, rule)
     cold = is_cold(device, dtype, traced.products)
     other = traffic(device, traced.values * value_bytes(dtype))
     rows = _rows(traced.products, reasons, device, dtype, cold, rule)

@@ -9,6 +9,7 @@ from torch import nn
 from twofour.hardware.machine import group_of
 from twofour.hardware.matmul_shapes import Product
 from twofour.layers import walk
+from twofour.patterns import Hybrid, Pattern
 
 DEPTHWISE = "depthwise: no matrix unit multiplies it"
 ACTIVATIONS = "(activations)"
@@ -21,17 +22,23 @@ def layer_of(weight: str | None) -> str:
 
 
 def reasons_of(
-    model: nn.Module, products: Sequence[Product], dtype: str | None, skip: str | Sequence[str]
+    model: nn.Module,
+    products: Sequence[Product],
+    dtype: str | None,
+    skip: str | Sequence[str],
+    rule: Pattern | None = None,
 ) -> dict[str, str]:
-    """Return why a weight stays dense, "" where it can be sparse: in whole groups of `dtype`'s, if it has any."""
+    """Return why a weight stays dense, "" where it can be sparse: in whole groups of `dtype`'s, if it has any.
+
+    Of 2:4 with dense groups, the `rule`, no kernel takes a convolution in groups of channels: `compile` runs it dense.
+    """
     found = walk(model, skip=skip)
     reasons = {entry.name: entry.reason for entry in found.skipped} | {entry.name: "" for entry in found.weights}
     for product in products:
-        if (
-            product.weight
-            and dtype is not None
-            and not reasons.get(product.weight, "not a weight that can be pruned")
-            and product.k % group_of(dtype)
-        ):
+        if not product.weight or reasons.get(product.weight, "not a weight that can be pruned"):
+            continue
+        if dtype is not None and product.k % group_of(dtype):
             reasons[product.weight] = f"a reduction of {product.k} has no whole groups in {dtype}"
+        elif isinstance(rule, Hybrid) and product.positions is not None and product.batch > 1:
+            reasons[product.weight] = f"no kernel has dense groups of inputs in {product.batch} groups of channels"
     return reasons
