@@ -221,10 +221,19 @@ def test_a_model_with_methods_of_its_own_keeps_them(models: tuple[Any, Any]) -> 
     assert own_method(other) == "_sample"
 
 
+def without_capturing(model: Any) -> Any:
+    """Take away what transformers leaves at modules once hidden states were asked for: no pickle takes it."""
+    for module in model.modules():
+        for key, hook in list(module._forward_hooks.items()):
+            if "output_capturing_hook" in getattr(hook, "__qualname__", ""):
+                del module._forward_hooks[key]
+    return model
+
+
 def test_signature_copies_and_pickles(models: tuple[Any, Any]) -> None:  # noqa: F811
     fast = models[1]
     assert "max_length" not in (names := inspect.signature(fast.generate).parameters) and "streamer" in names
     want = generated(fast, IDS, 4)
-    for again in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+    for again in (copy.deepcopy(fast), pickle.loads(pickle.dumps(without_capturing(copy.deepcopy(fast))))):
         assert again.generate.model is again
         assert torch.equal(generated(again, IDS, 4), want)
