@@ -142,6 +142,38 @@ def test_a_cache_of_the_caller_has_the_keys_of_all_tokens(models: tuple[Any, Any
         assert torch.equal(one.keys, other.keys) and torch.equal(one.values, other.values)
 
 
+def test_criteria_and_scores_of_other_types_are_taken(models: tuple[Any, Any]) -> None:  # noqa: F811
+    def enough(ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        return torch.full((len(ids),), int(ids.shape[1] >= 13))
+
+    def rounded(ids: Tensor, scores: Tensor) -> Tensor:
+        return scores.bfloat16()
+
+    for options in ({}, SAMPLED):
+        ours, theirs = both(models[1], TWO, 12, stopping_criteria=[enough], logits_processor=[rounded], **options)
+        assert torch.equal(ours, theirs) and ours.shape[1] == 13
+    with pytest.raises(TypeError, match="NoneType"):
+        generated(models[1], IDS, 4, stopping_criteria=[lambda *_, **__: None])
+
+
+def test_a_cache_of_the_caller_is_whole_after_every_step(models: tuple[Any, Any]) -> None:  # noqa: F811
+    from transformers import DynamicCache
+
+    def seen(cache: Any) -> tuple[list[int], Any]:
+        lengths: list[int] = []
+
+        def looks(ids: Tensor, scores: Any, **_: Any) -> Tensor:
+            lengths.append(cache.get_seq_length())
+            return torch.zeros(len(ids), dtype=torch.bool)
+
+        return lengths, looks
+
+    cache = DynamicCache(config=models[1].config)
+    lengths, looks = seen(cache)
+    generated(models[1], IDS, 5, past_key_values=cache, stopping_criteria=[looks])
+    assert lengths == [9, 10, 11, 12, 13]
+
+
 def interrupted(*_: object) -> bool:
     raise KeyboardInterrupt
 

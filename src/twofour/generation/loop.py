@@ -87,7 +87,8 @@ class Generation:
         why = self._other(generation_config, args, kwargs)
         if not why:
             try:
-                return whole(**kwargs | {"custom_generate": partial(self._loop, kwargs.get("streamer"))})
+                loop = partial(self._loop, kwargs.get("streamer"), kwargs.get("past_key_values") is not None)
+                return whole(**kwargs | {"custom_generate": loop})
             except _OtherModeError as error:
                 why = str(error)
         self._say(why)
@@ -110,10 +111,10 @@ class Generation:
         return _mode(asked)
 
     def _loop(
-        self, streamer: Any, model: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any,
+        self, streamer: Any, shown: bool, model: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any,
         generation_config: Any, **given: Any,
     ) -> Any:  # fmt: skip
-        """Do as transformers' `_sample`."""
+        """Do as transformers' `_sample`; a cache that is `shown`, the caller's, has all keys after every step."""
         config = generation_config
         if why := _mode(config):  # transformers 4 joins two configurations in ways of its own
             raise _OtherModeError(why)
@@ -139,6 +140,8 @@ class Generation:
                 if not unfinished.any():
                     break
                 logits = steps.next(tokens)
+                if shown:
+                    steps.hand()
         finally:
             steps.hand()
         if streamer is not None:
@@ -189,7 +192,7 @@ class _Ends:
         if self.words is not None:
             ended |= (ids[:, -1:] == self.words).any(1)
         for one in self.others:
-            ended |= np.asarray(one(torch.from_numpy(ids), None))
+            ended = (torch.from_numpy(ended) | one(torch.from_numpy(ids), None)).numpy().astype(bool)
         return ended
 
 
@@ -200,6 +203,7 @@ def _warns(criterion: Any) -> bool:
 
 
 def _likeliest(scores: Tensor) -> np.ndarray:
+    scores = scores.float() if scores.dtype is torch.bfloat16 else scores  # which numpy has not
     return scores.numpy().argmax(-1)  # torch's takes 20 times as long for the words of GPT-2
 
 
