@@ -88,6 +88,8 @@ def continued(model: Any, given: dict[str, Any], new: int, **more: Any) -> tuple
 def test_steps_run_on_a_graph_and_answer_as_the_layers(models: Any, steps: list[bool]) -> None:
     masked, fast, given = models
     assert isinstance(fast.__dict__["forward"], CrossDecoding), fast.plan.notes
+    own = "of an encoder-decoder runs in transformers' own loop, with graphs where they serve"
+    assert any(note.endswith(f"; generate() {own}") for note in fast.plan.notes)
     (want, held), (got, cache) = (continued(model, given, 40) for model in (masked, fast))
     assert steps == [True] * 39
     torch.testing.assert_close(got, want, atol=2e-4, rtol=1e-3)

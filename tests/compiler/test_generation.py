@@ -12,16 +12,20 @@ import pytest
 import torch
 from torch import Tensor
 
+import twofour
 from tests.compiler.test_decoding import (  # noqa: F401  fixtures
     IDS,
     PADDED,
     ROOM,
     calls,
     generated,
+    gpt2,
     graphs,
     models,
 )
-from twofour.generation import Generation, own_method
+from twofour.generation import Generation, left_out
+
+from .small import TOKENS
 
 pytestmark = pytest.mark.usefixtures("no_measuring", "graphs")
 
@@ -248,9 +252,35 @@ def test_hooks_and_own_methods_are_heeded(models: tuple[Any, Any], caplog: pytes
 
 def test_a_model_with_methods_of_its_own_keeps_them(models: tuple[Any, Any]) -> None:  # noqa: F811
     kind = type(models[1])
-    assert own_method(models[1]) == ""
+    assert left_out(models[1]) == ""
     other: Any = type("Other", (kind,), {"_sample": lambda *_, **__: None})(models[1].config)
-    assert own_method(other) == "_sample"
+    assert left_out(other) == "of a model with a `_sample` of its own"
+
+
+def test_the_plan_says_whose_loop_generate_is(models: tuple[Any, Any]) -> None:  # noqa: F811
+    said = next(note for note in models[1].plan.notes if note.startswith("decoding"))
+    assert said.endswith("; generate() takes one token after the other in a loop of its own")
+    other: Any = type("Own", (type(models[0]),), {"generate": type(models[0]).generate, "_sample": lambda *_: None})
+    fast: Any = twofour.compile(other(models[0].config).eval(), {"input_ids": IDS}, tokens=TOKENS)
+    said = next(note for note in fast.plan.notes if note.startswith("decoding"))
+    whose = "of a model with a `_sample` of its own runs in transformers' own loop, with graphs where they serve"
+    assert "generate" not in fast.__dict__ and said.endswith(f"; generate() {whose}")
+
+
+def test_a_decoder_without_graphs_of_its_calls_is_told_why() -> None:
+    from transformers import BloomConfig, BloomForCausalLM
+
+    torch.manual_seed(0)
+    for model, example, why in (
+        (gpt2(n_layer=1), IDS[:, :1], "the example is no prompt, `input_ids` (batch, tokens) of two tokens or more"),
+        (
+            BloomForCausalLM(BloomConfig(vocab_size=96, hidden_size=32, n_layer=1, n_head=2)).eval(),
+            IDS,
+            "its forward takes no `position_ids`",
+        ),
+    ):
+        fast: Any = twofour.compile(model, {"input_ids": example}, tokens=TOKENS)
+        assert f"decoding runs layer by layer: {why}" in fast.plan.notes
 
 
 def without_capturing(model: Any) -> Any:

@@ -5,7 +5,6 @@ As in `cache_calls`. The first call, which computes the encoder's keys, runs lay
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,17 +18,6 @@ from twofour.generation.caches import Buffers, Pair, cache_of, is_served, record
 Known = tuple[Tensor, Tensor, list[Pair], list[Pair]]
 """What an encoder left and a cache holds: its answer (rows, length, width), which of it is seen, int64 (rows, length),
 and keys and values of each layer, the decoder's own and the encoder's."""
-
-
-def decodes_crossed(model: nn.Module) -> bool:
-    """Tell whether `generate` of a model calls it with a cache of its own keys and one of its encoder's."""
-    config: Any = getattr(model, "config", None)
-    generates = getattr(model, "can_generate", None)
-    if config is None or not callable(generates) or not generates() or not getattr(config, "is_encoder_decoder", False):
-        return False
-    named = inspect.signature(type(model).forward).parameters
-    taken = {"decoder_input_ids", "decoder_attention_mask", "encoder_outputs", "past_key_values", "use_cache"}
-    return taken <= named.keys() and getattr(config, "use_cache", True)
 
 
 def crossed(keys: Sequence[Pair], encoder: Sequence[Pair]) -> Any:
@@ -119,27 +107,16 @@ class CrossStep:
         return self._masked if self.masked else self._whole
 
     def _masked(
-        self,
-        decoder_input_ids: Tensor,
-        length: Tensor,
-        decoder_attention_mask: Tensor,
-        attention_mask: Tensor,
-        hidden: Tensor,
-        past: list[Pair],
-        cross: list[Pair],
-    ) -> Any:
+        self, decoder_input_ids: Tensor, length: Tensor, decoder_attention_mask: Tensor, attention_mask: Tensor,
+        hidden: Tensor, past: list[Pair], cross: list[Pair],
+    ) -> Any:  # fmt: skip
         given = {"decoder_input_ids": decoder_input_ids, "decoder_attention_mask": decoder_attention_mask}
         return self._captured({**given, "attention_mask": attention_mask}, length, hidden, past, cross)
 
     def _whole(
-        self,
-        decoder_input_ids: Tensor,
-        length: Tensor,
-        decoder_attention_mask: Tensor,
-        hidden: Tensor,
-        past: list[Pair],
-        cross: list[Pair],
-    ) -> Any:
+        self, decoder_input_ids: Tensor, length: Tensor, decoder_attention_mask: Tensor, hidden: Tensor,
+        past: list[Pair], cross: list[Pair],
+    ) -> Any:  # fmt: skip
         given = {"decoder_input_ids": decoder_input_ids, "decoder_attention_mask": decoder_attention_mask}
         return self._captured(given, length, hidden, past, cross)
 

@@ -24,7 +24,7 @@ from twofour.capture import TRACING, Guard, arguments, capture, without_torchs_l
 from twofour.compiler.agreement import agreement
 from twofour.compiler.behind import Behind, refused
 from twofour.compiler.cache_calls import Call, Prompt, RefusedError, Step, stacked
-from twofour.compiler.cross_calls import CrossStep, decodes_crossed
+from twofour.compiler.cross_calls import CrossStep
 from twofour.compiler.cross_decoder import CrossDecoding
 from twofour.compiler.decoder import Decoding
 from twofour.compiler.graph import ENGINES, TIE, kept_layers
@@ -34,7 +34,7 @@ from twofour.compiler.terms import Terms
 from twofour.compiler.timed import held_by_model, held_by_program
 from twofour.compiler.whole_model import WholeModel
 from twofour.errors import cut
-from twofour.generation import Generation, own_method
+from twofour.generation import LEFT, Generation, left_out
 from twofour.generation.caches import ROOM
 from twofour.graph import JOIN_QKV, Executor, Program
 from twofour.graph.base import FailedRuleError, aten
@@ -49,23 +49,33 @@ AnyDecoding = TypeVar("AnyDecoding", bound=Decoding)
 LONGEST = 256
 """Tokens of a prompt that is made up."""
 
+TAKEN = ("input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache")
+TAKEN_CROSSED = ("decoder_input_ids", "decoder_attention_mask", "encoder_outputs", "past_key_values", "use_cache")
+"""What graphs of calls with a cache are given, of decoders and of encoder-decoders."""
 
-def decodes(model: nn.Module) -> bool:
-    """Tell whether `generate` of a model calls it with a cache, and with all that a graph of such a call is given."""
-    config: Any = getattr(model, "config", None)
-    generates = getattr(model, "can_generate", None)
-    if config is None or not callable(generates) or not generates() or not getattr(config, "use_cache", True):
-        return False
+
+def _generates(model: Any) -> bool:
+    """Tell whether a model has a `generate` that uses a cache."""
+    config, generates = getattr(model, "config", None), getattr(model, "can_generate", None)
+    return config is not None and callable(generates) and bool(generates()) and getattr(config, "use_cache", True)
+
+
+def _crosses(model: Any) -> bool:
+    """Tell whether a model that generates has a cache of its encoder's keys too."""
+    return getattr(model.config, "is_encoder_decoder", False)
+
+
+def _lacking(model: nn.Module) -> list[str]:
+    """Return what a graph of a call is given and the model's forward does not take."""
     named = inspect.signature(type(model).forward).parameters
-    takes = {"input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache"} <= named.keys()
-    return takes and not getattr(config, "is_encoder_decoder", False)
+    return [f"`{name}`" for name in (TAKEN_CROSSED if _crosses(model) else TAKEN) if name not in named]
 
 
 def prompt_like(model: nn.Module, plan: Plan) -> Example | None:
     """Return a prompt of random tokens, as many as the layers of a decoder saw in its example; None of other models."""
     words = getattr(getattr(model, "config", None), "vocab_size", None)
     count = max(plan.counts.values(), default=0)
-    if not decodes(model) or not isinstance(words, int) or count < 2:
+    if not _generates(model) or _crosses(model) or _lacking(model) or not isinstance(words, int) or count < 2:
         return None
     draw = torch.Generator().manual_seed(0)
     return Example((), {"input_ids": torch.randint(words, (1, min(count, LONGEST)), generator=draw, device="cpu")})
@@ -80,19 +90,14 @@ def with_decoding(fast: nn.Module, plan: Plan, example: Example, terms: Terms) -
         example: A prompt.
         terms: What held for every layer.
     """
-    crossing = decodes_crossed(fast)
-    given = arguments(fast, example.args, example.kwargs) if crossing or decodes(fast) else {}
-    ids: Any = given.get("input_ids")
-    if not crossing and (not isinstance(ids, Tensor) or ids.ndim != 2 or not ids.numel() or ids.shape[1] < 2):
+    if not _generates(fast):
         return plan
+    given = arguments(fast, example.args, example.kwargs)
     try:
         with TRACING, _own_forward(fast), torch.no_grad():
-            if (how := getattr(fast.config, "_attn_implementation", "sdpa")) != "sdpa":
-                raise RefusedError(
-                    f'its attention is "{how}", which adds masks; load it with attn_implementation="sdpa"'
-                )
-            chosen = partial(_chosen_crossed, given=given) if crossing else partial(_chosen, ids=ids)
-            decoding, said = chosen(fast, plan, terms=terms)
+            _require_graphs(fast)
+            chosen = _chosen_crossed if _crosses(fast) else _chosen
+            decoding, said = chosen(fast, plan, given, terms)
     except RefusedError as error:
         decoding, said = None, f"decoding runs layer by layer: {error}"
     except MemoryError:
@@ -100,15 +105,29 @@ def with_decoding(fast: nn.Module, plan: Plan, example: Example, terms: Terms) -
     except Exception as error:  # a rewrite that fails on a model never seen must not cost the layers
         decoding, said = None, f"decoding runs layer by layer: {_told(error)}"
         logger.debug("the graph of a step failed", exc_info=error)
-    if decoding is not None and (added := bytes_beside(fast, decoding)):
-        said += f"; its graphs keep {added / 1e6:.2f} MB of weights besides those above"
-    logger.log(logging.INFO if decoding is not None else logging.WARNING, "%s", said)
     if decoding is not None:
-        decoding.inner = fast.__dict__.get("forward")
-        object.__setattr__(fast, "forward", decoding)
-        if not crossing and not own_method(fast):
-            object.__setattr__(fast, "generate", Generation(fast, refused, Behind))
+        said += _taken(fast, decoding)
+    logger.log(logging.INFO if decoding is not None else logging.WARNING, "%s", said)
     return replace(plan, notes=(*plan.notes, said))
+
+
+def _require_graphs(model: Any) -> None:
+    """Raise RefusedError where a model cannot be called as a graph of a call with a cache is."""
+    if lacking := _lacking(model):
+        raise RefusedError(f"its forward takes no {' and no '.join(lacking)}")
+    if (how := getattr(model.config, "_attn_implementation", "sdpa")) != "sdpa":
+        raise RefusedError(f'its attention is "{how}", which adds masks; load it with attn_implementation="sdpa"')
+
+
+def _taken(fast: nn.Module, decoding: Decoding) -> str:
+    """Let decoding be the forward of a model, and `generate` go over it; return what the plan says of that."""
+    added, left = bytes_beside(fast, decoding), left_out(fast)
+    decoding.inner = fast.__dict__.get("forward")
+    object.__setattr__(fast, "forward", decoding)
+    if not left:
+        object.__setattr__(fast, "generate", Generation(fast, refused, Behind))
+    whose = LEFT % left if left else "generate() takes one token after the other in a loop of its own"
+    return f"{f'; its graphs keep {added / 1e6:.2f} MB of weights besides those above' if added else ''}; {whose}"
 
 
 def _told(error: Exception) -> str:
@@ -136,8 +155,11 @@ def _own_forward(model: nn.Module) -> Iterator[None]:
             object.__setattr__(model, "forward", before)
 
 
-def _chosen(fast: nn.Module, plan: Plan, ids: Tensor, terms: Terms) -> tuple[Decoding | None, str]:
+def _chosen(fast: nn.Module, plan: Plan, given: Call, terms: Terms) -> tuple[Decoding | None, str]:
     """Capture and time both graphs; return the forward with those that are used, if any, and what the plan says."""
+    ids = given.get("input_ids")
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or not ids.numel() or ids.shape[1] < 2:
+        raise RefusedError("the example is no prompt, `input_ids` (batch, tokens) of two tokens or more")
     ids, most = _fitting(fast, ids)
     prompt = Prompt(fast)
     past = prompt.layers(ids)[1]
@@ -164,7 +186,7 @@ def _chosen(fast: nn.Module, plan: Plan, ids: Tensor, terms: Terms) -> tuple[Dec
     return _faster(decoding, times, f"{len(ids)} x {ids.shape[1]} tokens in the cache", left)
 
 
-def _chosen_crossed(fast: Any, plan: Plan, given: Mapping[str, Any], terms: Terms) -> tuple[CrossDecoding | None, str]:
+def _chosen_crossed(fast: Any, plan: Plan, given: Call, terms: Terms) -> tuple[CrossDecoding | None, str]:
     """Do as `_chosen` for an encoder-decoder, whose first call of each text runs layer by layer."""
     step = CrossStep(fast)
     known = step.begin(given)

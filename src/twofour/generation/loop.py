@@ -29,6 +29,9 @@ MODES = ("greedy_search", "sample")
 METHODS = ("generate", "_sample", "prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
 """Methods of transformers that a model may have its own of, which this loop would pass by."""
 
+LEFT = "generate() %s runs in transformers' own loop, with graphs where they serve"
+"""What is said of a call that this loop does not do, with which."""
+
 BESIDE = ("custom_generate", "assistant_model", "assistant_tokenizer", "tokenizer", "synced_gpus", "trust_remote_code")
 """Arguments of `generate` for what this loop does not do."""
 
@@ -47,16 +50,19 @@ class Steps(Protocol):
         ...
 
 
-def own_method(model: nn.Module) -> str:
-    """Return the name of a method that a model has in the place of transformers' own, "" where it has none."""
+def left_out(model: nn.Module) -> str:
+    """Return which models' `generate` stays transformers' whole, this one among them; "" where this loop serves."""
     from transformers import GenerationMixin
 
     own: Any = GenerationMixin
+    kind: Any = type(model)
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return "of an encoder-decoder"
     takes = inspect.signature(own.generate).parameters.get("custom_generate")
     if takes is None or "Callable" not in str(takes.annotation):
-        return "generate"  # of a transformers that takes no loop of others
-    kind: Any = type(model)
-    return next((name for name in METHODS if getattr(kind, name, None) is not getattr(own, name)), "")
+        return "of a transformers that takes no loop of others"
+    changed = next((name for name in METHODS if getattr(kind, name, None) is not getattr(own, name)), "")
+    return f"of a model with a `{changed}` of its own" if changed else ""
 
 
 class _OtherModeError(Exception):
@@ -151,7 +157,7 @@ class Generation:
     def _say(self, why: str) -> None:
         if why not in self._said:
             self._said.add(why)
-            logger.info("generate() %s runs in transformers' own loop, with graphs where they serve (said once)", why)
+            logger.info(f"{LEFT} (said once)", why)
 
 
 def _mode(config: Any) -> str:
