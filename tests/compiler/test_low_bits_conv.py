@@ -320,3 +320,33 @@ def test_what_stands_behind_a_real_answer_is_part_of_its_call_and_answers_the_sa
     x[1, 0, 3, 3] = float("nan")
     torch.testing.assert_close(fast(x), whole(model, x), rtol=0, atol=0, equal_nan=True)
     assert fast(x)[1].isnan().any() and fast(x)[[0, 2]].isfinite().all()
+
+
+def averaged(channels: int, *, pool: bool) -> nn.Sequential:
+    """Return two convolutions of low bits, the mean over the pixels of the last one, pooled or not, and a Linear."""
+    torch.manual_seed(0)
+    first: list[nn.Module] = [nn.Conv2d(2, 16, 3, padding=1), nn.ReLU()]
+    last: list[nn.Module] = [nn.Conv2d(16, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU()]
+    mean: list[nn.Module] = [*[nn.MaxPool2d(2)] * pool, nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*first, *last, *mean, nn.Linear(channels, 5)).eval()
+
+
+@pytest.mark.parametrize("channels", [64, 70])
+@pytest.mark.parametrize("pool", [False, True])
+def test_a_mean_of_pixels_is_part_of_the_last_convolutions_call(channels: int, pool: bool, graph_wins) -> None:
+    model, x = averaged(channels, pool=pool), torch.randn(3, 2, 9, 7).contiguous(memory_format=torch.channels_last)
+    twofour.quantize(model, "w2", "a2", data=[x])
+    fast = twofour.compile(model, x, graph=True)
+    account: Any = fast.plan.account  # type: ignore[union-attr]
+    named, taken = (
+        {share.operator for share in account.after},
+        channels % 64 == 0,
+    )  # torch adds other channels otherwise
+    call = "conv of bits, conv of bits + batch_norm + relu" + (" + max_pool" * pool + " + mean") * taken
+    assert account.engine == "graph" and call in named, named
+    assert bool({"max_pool2d", "adaptive_avg_pool2d", "mean"} & named) is not taken, named
+    for images in (x, 3 * torch.randn_like(x), torch.randn(5, 2, 9, 7).contiguous(memory_format=torch.channels_last)):
+        for _ in range(3):  # by Python, recorded, replayed
+            torch.testing.assert_close(fast(images), whole(model, images), rtol=0, atol=0)
+    x[1, 0, 3, 3] = float("nan")
+    assert fast(x)[1].isnan().all() and fast(x)[[0, 2]].isfinite().all()

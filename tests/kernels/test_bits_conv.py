@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -349,3 +350,43 @@ def test_normalisation_sum_and_relu_of_a_real_answer_are_those_of_torch(
         with threads(count):
             y = row.run(x, row.prepare(weight, geometry), bias, problem, other)
         assert torch.equal(y.nan_to_num(9.0), want.nan_to_num(9.0)) and y.isnan().any()
+
+
+def mean_of(pooled: Tensor) -> Tensor:
+    """Return the mean over pixels: channels behind the last 64 one after the other, as torch adds otherwise there."""
+    if pooled.shape[1] % 64 == 0:
+        return nn.functional.adaptive_avg_pool2d(pooled, 1)
+    first, *others = pooled.flatten(2).unbind(2)
+    return (sum(others, first) / (len(others) + 1))[..., None, None]
+
+
+@each_row(bits_conv_rows())
+@pytest.mark.parametrize("pool", [1, 2])
+@pytest.mark.parametrize(
+    ("out", "size", "count"),
+    [(64, (2, 7, 7), 1), (64, (3, 4, 5), 2), (64, (1, 33, 39), 3), (64, (1, 2, 2), 1), (70, (2, 3, 5), 1)],
+)
+def test_means_of_an_answer_and_of_the_greatest_of_it_are_those_of_torch(
+    row: BitsConv, pool: int, out: int, size: tuple[int, int, int], count: int
+) -> None:
+    geometry, quantization = Geometry(5, out, (3, 3), (1, 1), (1, 1), (1, 1)), Quantization(0.25, bits=2)
+    x, prepared = image_of(geometry, size), row.prepare(weight_of(twos(2), geometry), geometry)
+    bias, affine = torch.randn(out, generator=generator(2)), torch.randn(2, out, generator=generator(1))
+    other = torch.randn(size[0], out, *size[1:], generator=generator(3))
+    x[-1, 0, 1, 1] = float("nan")
+    after = AfterConv(affine if out == 64 else None, relu=True)
+    real = row.run(x, prepared, bias, BitsConvProblem(geometry, quantization, after=after), other)
+    with threads(count):
+        problem = BitsConvProblem(geometry, quantization, after=replace(after, pool=pool))
+        y = row.run(x, prepared, bias, problem, other)
+    want = mean_of(nn.functional.max_pool2d(real, pool) if pool == 2 else real)
+    assert y.shape == (size[0], out, 1, 1) and y[-1].isnan().any()
+    assert torch.equal(y.nan_to_num(9.0), want.nan_to_num(9.0))
+
+
+@each_row(bits_conv_rows())
+def test_means_of_no_pixels_are_refused(row: BitsConv) -> None:
+    geometry = Geometry(5, 7, (3, 3))
+    problem = BitsConvProblem(geometry, Quantization(0.25, bits=2), after=AfterConv(pool=2))
+    with pytest.raises(KernelError, match="means of pixels, or of 2 x 2 of them"):
+        row.run(image_of(geometry, (1, 3, 4)), row.prepare(weight_of(twos(2), geometry), geometry), None, problem)

@@ -177,26 +177,10 @@ def products(scale: int) -> Iterator[Call]:
         packed, axes = row.prepare(codes, geometry).tensor, ((3, 1, 0, 1), (3, 1, 0, 1))
         last = answer.contiguous(memory_format=torch.channels_last)
         many = (8, 12, *axes, *sizes)
-        yield (
-            row.isa,
-            EXT.bits_conv,
-            [
-                row.index,
-                image,
-                packed,
-                bias[:12],
-                None,
-                affine,
-                last.clone(),
-                last,
-                *many,
-                (0, 1, 1),
-                True,
-                *of_codes,
-                True,
-                1,
-            ],
-        )
+        means = torch.empty(2 * scale, 12, 1, 1)
+        for to, back in (((0, 1, 1), last), ((0, 0, 2), means)):
+            given = [row.index, image, packed, bias[:12], None, affine, last.clone(), back, *many, to]
+            yield row.isa, EXT.bits_conv, [*given, True, *of_codes, True, 1]
         numbers, coded = (
             torch.zeros(4 * 4 * row.panel, dtype=torch.uint8),
             torch.empty(2 * scale, images, dtype=torch.uint8),

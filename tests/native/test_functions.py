@@ -37,7 +37,7 @@ def test_every_table_that_the_package_asks_for_has_rows():
     asked = {
         name
         for path in SOURCES
-        for name in re.findall(r"\bnative\.(?:best|rows)\(\s*\"(\w+)\"", path.read_text("utf-8"))
+        for name in re.findall(r"\b(?:native\.(?:best|rows)\(|rows_of\(\w+,)\s*\"(\w+)\"", path.read_text("utf-8"))
     }
     assert asked == set(native.tables())
 

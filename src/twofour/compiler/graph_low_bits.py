@@ -21,7 +21,7 @@ from twofour.capture import KEPT
 from twofour.compiler.codes import Codes
 from twofour.compiler.graph_bits_linear import Handed, place_bits_linears
 from twofour.compiler.low_bits import LinearOfCodes
-from twofour.compiler.low_bits_after import Behind, behind, held_by
+from twofour.compiler.low_bits_after import Behind, behind, held_by, pools
 from twofour.compiler.low_bits_conv import ConvOfCodes
 from twofour.compiler.replaceable import no_kernel
 from twofour.compiler.thresholds import Apply, Sums
@@ -54,6 +54,7 @@ class BitsConvChain(nn.Module):
         """Return how the account names it."""
         after, convs = self.links[-1].problem.after, ", ".join(["conv of bits"] * len(self.links))
         more = {" + batch_norm": after.affine is not None, " + add": self.adds, " + relu": after.relu}
+        more |= {" + max_pool": after.pool == 2, " + mean": after.pool > 0}
         return convs + "".join(name for name, there in more.items() if there)
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
@@ -71,10 +72,9 @@ class BitsConvChain(nn.Module):
         problem, size = self.links[0].problem, x.shape[2:]
         try:
             for index, link in enumerate(self.links):
-                answer = link.problem.answer
                 added = other if index == len(self.links) - 1 else None
                 x = link.row.run(x, link.prepared, link.bias, problem, added)
-                if answer is not None:
+                if (answer := link.problem.answer) is not None:
                     size = link.problem.geometry.output(*size)
                     coded = answer.images(*size)
                     problem, size = replace(self.links[index + 1].problem, coded=coded), (coded.height, coded.width)
@@ -140,8 +140,7 @@ def place_low_bits(module: fx.GraphModule, fast: nn.Module, *, hand_on: bool = T
     nodes = list(links)
     before: dict[fx.Node, tuple[fx.Node, Requantised]] = {}  # by the convolution that reads the codes
     for node in nodes if hand_on else ():
-        found = _handed_on(module, fast, node)
-        if found is not None:
+        if (found := _handed_on(module, fast, node)) is not None:
             before[found[0]] = node, found[1]
     for source, answer in before.values():
         links[source] = replace(links[source], problem=replace(links[source].problem, answer=answer), bias=None)
@@ -213,29 +212,13 @@ def _handed_on(module: fx.GraphModule, fast: nn.Module, node: Any) -> tuple[fx.N
         if reader is not None:
             answer = _thresholds(node, fast, reader, applied, pool)
             return None if answer is None else (at, answer)
-        if _pools(at) and pool == 1:
+        if pools(at) and pool == 1:
             pool = 2
         elif (apply := _monotone(module, at, pooled=pool > 1)) is not None:
             applied.append(apply)
         else:
             return None
     return None
-
-
-def _pools(node: fx.Node) -> bool:
-    """Tell whether a node takes the greatest of every 2 x 2 pixels."""
-    if node.target is not aten.max_pool2d.default:
-        return False
-    sizes = [argument(node, i, name, default) for i, (name, default) in enumerate(_POOL)][1:]
-    kernel, stride, padding, dilation, ceil = sizes
-    return _all(kernel, 2) and _all(stride or kernel, 2) and _all(padding, 0) and _all(dilation, 1) and not ceil
-
-
-_POOL = (("self", None), ("kernel_size", 0), ("stride", ()), ("padding", 0), ("dilation", 1), ("ceil_mode", False))
-
-
-def _all(sizes: Any, size: int) -> bool:
-    return all(one == size for one in (sizes if isinstance(sizes, list | tuple) else [sizes]))
 
 
 def _monotone(module: fx.GraphModule, node: fx.Node, *, pooled: bool) -> Apply | None:

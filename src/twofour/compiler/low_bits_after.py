@@ -7,18 +7,18 @@ scale and a shift that torch's own operator is asked for, and where it answers o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from twofour.capture import changes_in_place
-from twofour.graph.base import argument, aten, is_float32, same_size, value
+from twofour.compiler.squeeze import is_mean
+from twofour.compiler.thresholds import PROBES
+from twofour.graph.base import argument, aten, is_float32, named_argument, same_size, value
 from twofour.kernels.bits_matmul.conv import AfterConv
 from twofour.kernels.problem import MaybeTensor
-
-PROBES = 64
-"""Numbers of each channel on which a normalisation has to be a multiply-add."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,35 @@ def behind(module: fx.GraphModule, conv: fx.Node) -> Behind | None:
             break
         nodes.append(node)
         at = node
-    if not nodes or not movable(module, conv, nodes):
-        return None
-    return Behind(tuple(nodes), AfterConv(affine, relu), other)
+    pool = _mean(at, nodes)
+    fits = nodes and movable(module, conv, nodes)
+    return Behind(tuple(nodes), AfterConv(affine, relu, pool), other) if fits else None
+
+
+def _mean(at: fx.Node, nodes: list[fx.Node]) -> int:
+    """Add the mean over pixels behind `at`, a 2 x 2 pool before it too, to what a call takes over; `AfterConv.pool`."""
+    found = [*at.users] if len(at.users) == 1 else []
+    if found and pools(found[0]):
+        found += found[0].users
+    image = value(found[-1]) if len(found) in (1, 2) else None
+    whole = image is not None and image.ndim == 4 and isinstance(image.shape[1], int) and image.shape[1] % 64 == 0
+    if whole and is_mean(found[-1], found[-1].args[0]) and is_float32(found[-1]):  # torch adds whole vectors so
+        nodes += found
+        return len(found)
+    return 0
+
+
+def pools(node: fx.Node) -> bool:
+    """Tell whether a node takes the greatest of every 2 x 2 pixels."""
+    if node.target is not aten.max_pool2d.default:
+        return False
+    names = "kernel_size", "stride", "padding", "dilation", "ceil_mode"
+    kernel, stride, padding, dilation, ceil = (named_argument(node, name) for name in names)
+    return _all(kernel, 2) and _all(stride or kernel, 2) and _all(padding, 0) and _all(dilation, 1) and not ceil
+
+
+def _all(sizes: Any, size: int) -> bool:
+    return all(one == size for one in (sizes if isinstance(sizes, list | tuple) else [sizes]))
 
 
 def movable(module: fx.GraphModule, first: fx.Node, nodes: list[fx.Node]) -> bool:
@@ -118,9 +144,4 @@ def normalisation(module: fx.GraphModule, node: fx.Node, at: fx.Node) -> Tensor 
 
 def held_by(module: fx.GraphModule, part: Any) -> Any:
     """Return the tensor that an argument reads from the graph's module, or the argument itself."""
-    if not isinstance(part, fx.Node) or part.op != "get_attr":
-        return part
-    found: Any = module
-    for name in str(part.target).split("."):
-        found = getattr(found, name)
-    return found
+    return attrgetter(str(part.target))(module) if isinstance(part, fx.Node) and part.op == "get_attr" else part

@@ -119,7 +119,7 @@ def _read(module: fx.GraphModule, x: Any, scale: Any, node: fx.Node) -> tuple[fx
     first = _step(second.args[0], images) if second is not None and expand is not None else None
     reduce = _small(module, first)
     mean = _step(first.args[0], images) if first is not None and reduce is not None else None
-    if gate is None or expand is None or reduce is None or mean is None or not _is_mean(mean, x):
+    if gate is None or expand is None or reduce is None or mean is None or not is_mean(mean, x):
         return None
     plain = _activation(expand) == "none" and expand.problem.rows == image.shape[1]
     return (x, reduce, expand, _GATES[gate.target]) if plain else None
@@ -148,7 +148,7 @@ def _small(module: fx.GraphModule, node: fx.Node | None) -> Small | None:
     return layer if isinstance(layer, ProductLayer) and layer.problem.epilogue.combine == "none" else None
 
 
-def _is_mean(node: fx.Node, x: fx.Node) -> bool:
+def is_mean(node: fx.Node, x: object) -> bool:
     """Tell whether a node is the mean over the pixels of `x`."""
     if node.args[0] is not x:
         return False

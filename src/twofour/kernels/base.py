@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
@@ -111,6 +111,21 @@ class Row(ABC):
 
 
 R = TypeVar("R", bound=Row)
+
+
+def rows_of(kind: Callable[..., R], operation: str, *layouts: str, counted: bool = False) -> list[R]:
+    """Return the native rows of an operation in their order, of some layouts alone where these are given.
+
+    A `kind` is made of the fields of `Row`, a row's place in its table and, `counted`, the tokens worth measuring.
+    """
+    return [
+        kind(
+            *(row.name, row.operation, row.pattern, row.dtype, "cpu", row.isa, row.layout, row.index),
+            **({"tokens_least": row.least, "tokens_most": row.most} if counted else {}),
+        )
+        for row in native.rows(operation)
+        if not layouts or row.layout in layouts
+    ]
 
 
 def widest(rows: Sequence[R]) -> list[R]:

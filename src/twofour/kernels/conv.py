@@ -117,11 +117,6 @@ class Geometry:
             )
         return found
 
-    def multiply_adds(self, images: int, height: int, width: int) -> int:
-        """Return how many multiply-adds the dense convolution takes."""
-        high, wide = self.output(height, width)
-        return images * high * wide * self.out_channels * self.columns
-
 
 @dataclass(frozen=True)
 class ConvProblem(Problem):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from twofour import native
-from twofour.kernels.base import FLOATS, Prepared
+from twofour.kernels.base import FLOATS, Prepared, rows_of
 from twofour.kernels.bits_matmul.coded import PLAINLY, BitsProblem
 from twofour.kernels.bits_matmul.codes import TWO_OF_FOUR, BitWeight, Levels
 from twofour.kernels.bits_matmul.layout import GROUPS, LARGEST_SUM, OF_2X4, from_layout, group_limits, to_layout
@@ -158,11 +158,4 @@ class BitsMatmul(NativeProduct):
 
 def bits_rows() -> list[BitsMatmul]:
     """Return the rows of bits_matmul.inc in their order there."""
-    return [
-        BitsMatmul(
-            *(row.name, row.operation, row.pattern, row.dtype, "cpu", row.isa, row.layout, row.index),
-            tokens_least=row.least,
-            tokens_most=row.most,
-        )
-        for row in native.rows("bits_matmul")
-    ]
+    return rows_of(BitsMatmul, "bits_matmul", counted=True)

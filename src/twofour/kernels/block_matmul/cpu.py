@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from twofour import native
-from twofour.kernels.base import Prepared
+from twofour.kernels.base import Prepared, rows_of
 from twofour.kernels.block_matmul.layout import Grid, from_layout, last_index, to_layout
 from twofour.kernels.native_product import NativeProduct
 from twofour.kernels.quantization import LARGEST_REDUCTION
@@ -57,11 +57,4 @@ class BlockMatmul(NativeProduct):
 
 def block_rows() -> list[BlockMatmul]:
     """Return the rows of block_matmul.inc in their order there."""
-    return [
-        BlockMatmul(
-            *(row.name, row.operation, row.pattern, row.dtype, "cpu", row.isa, row.layout, row.index),
-            tokens_least=row.least,
-            tokens_most=row.most,
-        )
-        for row in native.rows("block_matmul")
-    ]
+    return rows_of(BlockMatmul, "block_matmul", counted=True)

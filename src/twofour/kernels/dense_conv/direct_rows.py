@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from twofour import native
+from twofour.kernels.base import rows_of
 from twofour.kernels.conv import (
     ConvKernel,
     ConvProblem,
@@ -82,8 +83,4 @@ class DirectConv(ConvKernel):
 
 def direct_rows() -> list[DirectConv]:
     """Return the direct rows of dense_conv.inc in their order there."""
-    return [
-        DirectConv(row.name, row.operation, row.pattern, row.dtype, "cpu", row.isa, row.layout, row.index)
-        for row in native.rows("dense_conv")
-        if row.layout == LAYOUT
-    ]
+    return rows_of(DirectConv, "dense_conv", LAYOUT)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from twofour import native
+from twofour.kernels.base import rows_of
 from twofour.kernels.conv import (
     ConvKernel,
     ConvProblem,
@@ -106,8 +107,4 @@ class WinogradConv(ConvKernel):
 
 def winograd_rows() -> list[WinogradConv]:
     """Return the rows of dense_conv.inc in their order there."""
-    return [
-        WinogradConv(row.name, row.operation, row.pattern, row.dtype, "cpu", row.isa, row.layout, row.index)
-        for row in native.rows("dense_conv")
-        if row.layout in POINTS
-    ]
+    return rows_of(WinogradConv, "dense_conv", *POINTS)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from twofour import native
+from twofour.kernels.base import rows_of
 from twofour.kernels.conv import (
     ConvKernel,
     ConvProblem,
@@ -69,7 +70,4 @@ class DepthwiseConv(ConvKernel):
 
 def depthwise_rows() -> list[DepthwiseConv]:
     """Return the rows of depthwise_conv.inc in their order there."""
-    return [
-        DepthwiseConv(row.name, row.operation, row.pattern, row.dtype, "cpu", row.isa, row.layout, row.index)
-        for row in native.rows("depthwise_conv")
-    ]
+    return rows_of(DepthwiseConv, "depthwise_conv")

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from twofour import native
-from twofour.errors import KernelError
-from twofour.kernels.base import Kernel
+from twofour.kernels.base import Kernel, rows_of
 from twofour.kernels.conv import (
     ConvKernel,
     ConvProblem,
@@ -22,7 +21,8 @@ from twofour.kernels.conv import (
     require_packed,
     too_many_taps,
 )
-from twofour.kernels.nm_conv.layout import DUAL, LAYOUT, describe, from_conv_layout, to_conv_layout
+from twofour.kernels.native_product import foreign
+from twofour.kernels.nm_conv.layout import DUAL, LAYOUT, from_conv_layout, to_conv_layout
 from twofour.kernels.nm_matmul import native_rows
 from twofour.kernels.nm_matmul.hybrid import hybrid_rows, two_regions
 from twofour.kernels.problem import MaybeTensor
@@ -107,7 +107,7 @@ class NativeConv(PackedConv):
             native.threads(),
         )
         if not ok:
-            raise _foreign(self, weight.tensor, geometry)
+            raise foreign(self, weight.tensor, geometry.out_channels, geometry.columns)
         return y
 
 
@@ -154,18 +154,12 @@ class PointwiseConv(PackedConv):
 
 def native_conv_rows() -> list[NativeConv]:
     """Return the rows of nm_conv.inc in their order there."""
-    return [
-        NativeConv(row.name, row.operation, row.pattern, row.dtype, "cpu", row.isa, row.layout, row.index)
-        for row in native.rows("nm_conv")
-    ]
+    return rows_of(NativeConv, "nm_conv")
 
 
 def hybrid_conv_rows() -> list[NativeConv]:
     """Return the rows of hybrid_conv.inc in their order there."""
-    return [
-        NativeConv(row.name, row.operation, row.pattern, row.dtype, "cpu", row.isa, row.layout, row.index)
-        for row in native.rows("hybrid_conv")
-    ]
+    return rows_of(NativeConv, "hybrid_conv")
 
 
 def pointwise_rows() -> list[PointwiseConv]:
@@ -183,12 +177,3 @@ def pointwise_rows() -> list[PointwiseConv]:
         for row in (*native_rows(), *hybrid_rows())
         if row.layout in (LAYOUT, DUAL)
     ]
-
-
-def _foreign(kernel: NativeConv, weight: Tensor, geometry: Geometry) -> KernelError:
-    return KernelError(
-        f"{kernel.name} was given bytes made for another kernel",
-        got=describe(weight),
-        wanted=f"layout {kernel.layout!r} of a {kernel.pattern} float32 weight for {geometry}",
-        remedy="prepare the weight with kernel.prepare(weight, geometry)",
-    )

@@ -106,9 +106,3 @@ def group_bytes(geometry: Geometry) -> int:
     """Return the bytes of one group's header and layout."""
     rows = geometry.out_channels // geometry.groups
     return HEADER_BYTES + native.extension().layout_bytes(LAYOUT, rows, geometry.columns, 0, False)
-
-
-def describe(buffer: Tensor) -> str:
-    """Say what a prepared weight was made for, for an error."""
-    head = layout_head(buffer)
-    return f"{buffer.numel()} bytes, {read_layout_header(head)}" if head[:4] == b"24PK" else f"{head[:16]!r} ..."

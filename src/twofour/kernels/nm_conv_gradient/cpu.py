@@ -9,7 +9,7 @@ from torch import Tensor
 
 from twofour import native
 from twofour.errors import KernelError
-from twofour.kernels.base import Kernel, Prepared
+from twofour.kernels.base import Kernel, Prepared, rows_of
 from twofour.kernels.conv import ConvProblem, Geometry, Images, too_many_taps
 from twofour.kernels.nm_matmul import to_layout
 from twofour.kernels.problem import MaybeTensor, Problem
@@ -92,7 +92,4 @@ class ConvGradient(Kernel):
 
 def conv_gradient_rows() -> list[ConvGradient]:
     """Return the rows of nm_conv_gradient.inc in their order there."""
-    return [
-        ConvGradient(row.name, row.operation, row.pattern, row.dtype, "cpu", row.isa, row.layout, row.index)
-        for row in native.rows("nm_conv_gradient")
-    ]
+    return rows_of(ConvGradient, "nm_conv_gradient")

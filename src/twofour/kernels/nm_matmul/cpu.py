@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from twofour import native
-from twofour.kernels.base import Prepared
+from twofour.kernels.base import Prepared, rows_of
 from twofour.kernels.native_product import NativeProduct, foreign
 from twofour.kernels.nm_matmul.layout import from_layout, to_layout
 from twofour.kernels.operands import together
@@ -85,11 +85,4 @@ class NativeMatmul(NativeProduct):
 
 def native_rows() -> list[NativeMatmul]:
     """Return the rows of nm_matmul.inc in their order there."""
-    return [
-        NativeMatmul(
-            *(row.name, row.operation, row.pattern, row.dtype, "cpu", row.isa, row.layout, row.index),
-            tokens_least=row.least,
-            tokens_most=row.most,
-        )
-        for row in native.rows("nm_matmul")
-    ]
+    return rows_of(NativeMatmul, "nm_matmul", counted=True)

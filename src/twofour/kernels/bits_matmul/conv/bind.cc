@@ -75,7 +75,8 @@ void bind_bits_conv(nb::module_& m) {
   });
   // x: float32 (images, channels, height, width), channels densest, or codes as this row reads them, uint8 (images, bytes);
   // y the same for `to`. Returns false, without touching y, when `weight` was made for another layout or shape. `high`,
-  // `wide`: taps, stride, padding, dilation; `image`, `size`: height and width of x and of the convolution's own answer.
+  // `wide`: taps, stride, padding, dilation; `image`, `size`: height and width of x and of the convolution's own answer. Of `to`
+  // (0, 0, pool) y are the means of its pixels, or of the greatest of 2 x 2: float32 (images, out, 1, 1).
   bind_call(m, "bits_conv", +[](RowOf<BitsConvKernel> index, const Operand& x, const Operand& weight, const Operand& bias,
                                 const Operand& numbers, const Operand& affine, const Operand& other, const Answer& y, int64_t in, int64_t out, Axis high, Axis wide,
                                 std::array<int64_t, 2> image, std::array<int64_t, 2> size, std::array<int64_t, 3> to, bool dynamic, float x_scale,
@@ -99,21 +100,25 @@ void bind_bits_conv(nb::module_& m) {
                    "a static range, and codes from 0 to " + std::to_string(most));
     const int64_t panel = bits_layout(kernel.layout)->panel, padded = round_up(out, panel);
     const Requantised answer = requantised(border, numbers, to, padded, out);
+    const int64_t mean = numbers.given() || to[1] != 0 ? 0 : to[2], whole[] = {from.shape[0], out, size[0], size[1]};
+    border.require(mean == 0 || (0 < mean && mean <= std::min({int64_t{2}, size[0], size[1]}) &&
+                                 double(size[0]) * double(size[1]) * double(out) < double(1 << 29)),
+                   y, "answer", "means of pixels, or of 2 x 2 of them, of images whose answers take less than 2 GB");
     const View back = numbers.given() ? pixel_codes(border, y, "answer", answer.to, {size[0] / answer.pool, size[1] / answer.pool})
                                       : pixels(border, y, "answer");
-    border.require(back.shape[0] == from.shape[0] && (numbers.given() || (back.shape[1] == out && back.shape[2] == size[0] &&
-                                                                          back.shape[3] == size[1])),
+    const bool one = mean == 0 || (back.shape[2] == 1 && back.shape[3] == 1);
+    border.require(back.shape[0] == from.shape[0] && one && (numbers.given() || std::equal(whole, whole + (mean == 0 ? 4 : 2), back.shape)),
                    y, "answer", "the images of the input, and channels and pixels of the answer");
     const Numbers added = border.numbers(bias, "bias", out);
     border.require(!numbers.given() || (!affine.given() && !other.given() && !relu), y, "answer", "real numbers, which more is done with");
-    AfterConv after{nullptr, nullptr, nullptr, relu};
+    AfterConv after{nullptr, nullptr, nullptr, relu, mean};
     if (affine.given()) {
       const View both = border.exactly(affine, "scale and shift", {Type::f32}, 2 * out);
       after.scale = floats(both), after.shift = after.scale + out;
     }
     if (other.given()) {
       const View sum = pixels(border, other, "other");
-      border.require(std::equal(sum.shape, sum.shape + 4, back.shape), other, "other", "the images, channels and pixels of the answer");
+      border.require(std::equal(sum.shape, sum.shape + 4, whole), other, "other", "the images, channels and pixels of the answer");
       after.other = floats(sum);
     }
     BitsConv args{from.data, coded, nullptr, nullptr, added.data(), back.data, from.shape[0], in,

@@ -43,6 +43,7 @@ constexpr double kLookupsBytes = double(int64_t{1} << 31);
 struct AfterConv {
   const float *scale, *shift, *other;  // of outputs; of every number of the answer, which it stands as
   bool relu;
+  int64_t pool;  // 0; 1 or 2: of an image's answers, or of the greatest of 2 x 2, the means alone are stored, a number an output
 };
 
 // One call. Images have their channels densest. `weight` is a layout of bits.h with (taps, codes of a pixel) inputs an output

@@ -10,6 +10,7 @@
 
 #include "../bytes.h"
 #include "../planes.h"
+#include "image_means.h"
 #include "windows.h"
 
 namespace {
@@ -419,8 +420,9 @@ void conv_images(const BitsConv& given) {
     class_sums(a, plan.padded, reinterpret_cast<int32_t*>(memory + plan.classes));
   }
   const int64_t pool = a.answer.pool, pixels = a.height.output * a.width.output;
+  const bool means = a.after.pool > 0;
   const int64_t answer = a.answer.numbers == nullptr
-                             ? pixels * a.out_channels * 4
+                             ? (means ? 1 : pixels) * a.out_channels * 4
                              : twofour::coded_image_bytes(a.answer.to, a.height.output / pool * (a.width.output / pool));
   with_team(a.threads, [&](const Team& team) {
     auto* staged = reinterpret_cast<uint8_t*>(memory + plan.members + team.me * round_up(plan.member, 64));
@@ -444,7 +446,7 @@ void conv_images(const BitsConv& given) {
         const float* other = a.after.other == nullptr ? nullptr : a.after.other + n * pixels * a.out_channels;
         output_pixels(a, plan, w.sums, *facts, first, rows * a.width.output, outputs);
         conv_chunk(a, plan, w, tiles,
-                      {first, rows * a.width.output, a.y + n * answer, other, codes, outputs, *facts},
+                      {first, rows * a.width.output, means ? memory + plan.reals : a.y + n * answer, other, codes, outputs, *facts},
                       reinterpret_cast<char*>(staged) + plan.scratch);
       }
       if (team.me == 0 && a.answer.numbers != nullptr) {
@@ -452,6 +454,8 @@ void conv_images(const BitsConv& given) {
         a.y[n * answer] = static_cast<char>(facts->lost);
       }
       team.barrier();  // the image is still being read
+      if (team.me == 0 && means)
+        image_means<V>(a, reinterpret_cast<const float*>(memory + plan.reals), reinterpret_cast<float*>(a.y + n * answer));
     }
   });
 }

@@ -10,15 +10,15 @@ from torch.nn import functional
 
 from twofour import native
 from twofour.errors import KernelError
-from twofour.kernels.base import Prepared, Row
+from twofour.kernels.base import Prepared, Row, rows_of
 from twofour.kernels.bits_matmul.codes import BitWeight, Levels
 from twofour.kernels.bits_matmul.conv.codes import CodedImages, Requantised
 from twofour.kernels.bits_matmul.layout import from_layout, panel_of, to_layout
 from twofour.kernels.bits_matmul.lookup_layouts import zero_code
 from twofour.kernels.conv import Geometry, Images, channels_last, require_image, too_many_taps
+from twofour.kernels.native_product import foreign
 from twofour.kernels.problem import MaybeTensor
 from twofour.kernels.quantization import Quantization
-from twofour.packing import layout_head
 from twofour.shapes import Float32
 
 LOOKUPS = "bits_lookups"
@@ -41,10 +41,12 @@ class AfterConv:
     Attributes:
         affine: float32 (2, out), scales and shifts of a normalisation; None: there is none.
         relu: Whether the least of an answer is zero.
+        pool: 1 where the means of an image's pixels alone are the answer, 2 of the greatest of 2 x 2; 0 elsewhere.
     """
 
     affine: Float32[Tensor, "two out"] | None = None
     relu: bool = False
+    pool: int = 0
 
 
 PLAIN = AfterConv()
@@ -174,7 +176,7 @@ class BitsConv(Row):
 
         Returns:
             float32 (images, out, height, width) in torch.channels_last, or codes as the problem's `answer` says, uint8
-            (images, bytes).
+            (images, bytes). Means are (images, out, 1, 1).
 
         Raises:
             KernelError: Operands do not fit, or the weight was prepared for another row or geometry.
@@ -189,10 +191,11 @@ class BitsConv(Row):
             image = coded.height, coded.width
             size = geometry.output(*image)
         numbers = None if answer is None else answer.numbers(self.panel)
-        y = self._empty(len(x), geometry, answer, size)
         after, other = problem.after, None if other is None else channels_last(other)
+        y = self._empty(len(x), geometry, answer, (1, 1) if after.pool else size)
         axes = [(geometry.kernel[i], geometry.stride[i], geometry.before[i], geometry.dilation[i]) for i in range(2)]
-        to = (0, 1, 1) if answer is None else (int(answer.planes), len(answer.thresholds), answer.pool)
+        to = (0, int(not after.pool), after.pool or 1)
+        to = to if answer is None else (int(answer.planes), len(answer.thresholds), answer.pool)
         options = quantization.most, quantization.factor, quantization.levels != "unsigned"
         fits = native.extension().bits_conv(
             *(self.index, x, weight.tensor, bias, numbers, after.affine, other, y),
@@ -200,12 +203,7 @@ class BitsConv(Row):
             *(*quantization.codes[:3], *options, after.relu, native.threads()),
         )
         if not fits:
-            raise KernelError(
-                f"{self.name} was given a weight made for another kernel",
-                got=f"a buffer that starts with {layout_head(weight.tensor)[:48]!r}",
-                wanted=f"layout {self.layout!r} of {geometry}",
-                remedy="prepare the weight with this row and this geometry",
-            )
+            raise foreign(self, weight.tensor, geometry.out_channels, geometry.columns)
         return y
 
     @staticmethod
@@ -234,7 +232,4 @@ class BitsConv(Row):
 
 def bits_conv_rows() -> list[BitsConv]:
     """Return the rows of bits_conv.inc in their order there."""
-    return [
-        BitsConv(row.name, row.operation, row.pattern, row.dtype, "cpu", row.isa, row.layout, row.index)
-        for row in native.rows("bits_conv")
-    ]
+    return rows_of(BitsConv, "bits_conv")

@@ -134,7 +134,7 @@ struct ConvPlan {
   bool summed, bordered;       // whether sums of codes are needed, and taps outside the image count
   bool direct;                 // whether codes of an answer stand where the next layer reads them as they are made
   int64_t row_classes, column_classes;
-  int64_t lost, image, sums, places, classes, class_of, members, member;  // where they stand, and the bytes of a member
+  int64_t lost, image, sums, places, classes, class_of, reals, members, member;  // where they stand, and the bytes of a member
   int64_t codes, staged, pixels, scratch;  // of a member: codes of an output pixel and an input row, where its OutputPixels and more stand
 
   // `design`: what its tiles are (PlaneTiles, ByteTiles, LookupTiles).
@@ -157,7 +157,8 @@ struct ConvPlan {
     places = sums + (summed ? round_up(high * wide * 4, 64) : 0);
     classes = places + round_up(taps * step * 4, 64);
     class_of = classes + row_classes * column_classes * padded * 4;
-    members = class_of + (bordered ? round_up((a.height.output + a.width.output) * 4, 64) : 0);
+    reals = class_of + (bordered ? round_up((a.height.output + a.width.output) * 4, 64) : 0);  // of which means are asked for
+    members = reals + (a.after.pool > 0 ? round_up(a.height.output * a.width.output * a.out_channels * 4, 64) : 0);
     codes = round_up(a.out_channels, 64);
     staged = row_bytes(a) + round_up(a.in_channels, 64) + 64;
     const bool coded = a.answer.numbers != nullptr;

@@ -9,7 +9,7 @@ from typing import TypeGuard
 from torch import Tensor
 
 from twofour import native
-from twofour.kernels.base import Prepared
+from twofour.kernels.base import Prepared, rows_of
 from twofour.kernels.native_product import NativeProduct
 from twofour.kernels.nm_matmul.hybrid.layout import from_layout, inner_layout, to_layout
 from twofour.kernels.quantization import LARGEST_REDUCTION
@@ -65,11 +65,4 @@ class HybridMatmul(NativeProduct):
 
 def hybrid_rows() -> list[HybridMatmul]:
     """Return the rows of hybrid.inc in their order there."""
-    return [
-        HybridMatmul(
-            *(row.name, row.operation, row.pattern, row.dtype, "cpu", row.isa, row.layout, row.index),
-            tokens_least=row.least,
-            tokens_most=row.most,
-        )
-        for row in native.rows("hybrid_matmul")
-    ]
+    return rows_of(HybridMatmul, "hybrid_matmul", counted=True)
