@@ -15,6 +15,7 @@ from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.utils._device import _device_constructors
 
 from tests import shapes
+from tests.turns import SPREAD, of_group
 from twofour import native
 from twofour.calls import fast_paths_are_off
 from twofour.kernels import rows
@@ -135,9 +136,20 @@ def case(value: Any, name: str, reason: str | None) -> Any:
     return pytest.param(value, id=name, marks=() if reason is None else pytest.mark.skip(reason=reason))
 
 
-def each_row(rows: Iterable[Row], argument: str = "row") -> pytest.MarkDecorator:
-    """Run the test for every row: those beyond this CPU or TWOFOUR_ISA are skipped, each with its reason."""
-    return pytest.mark.parametrize(argument, [case(row, row.name, row.unavailable()) for row in rows])
+def each_row(rows: Iterable[Row], argument: str = "row") -> Callable[[Any], Any]:
+    """Run the test for every row, those of an instruction set in turn: see tests/turns.py.
+
+    Those beyond this CPU or TWOFOUR_ISA are skipped, each set with its reason.
+    """
+    groups: dict[tuple[str, str | None], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.name if SPREAD else row.isa, row.unavailable()), []).append(row)
+
+    def decorate(test: Callable[..., None]) -> Any:
+        cases = [case(group, name, reason) for (name, reason), group in groups.items()]
+        return pytest.mark.parametrize(argument, cases)(of_group(argument)(test))
+
+    return decorate
 
 
 _OF_FLOATS = {row.level for row in rows() if row.dtype in ("float32", "bfloat16")}

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import twofour
+from tests.turns import in_turn
 from twofour import calls
 from twofour.calls import Example
 from twofour.compiler.ranges import observe
@@ -33,7 +34,7 @@ class Stacked(Sum):
 X, Y = torch.randn(2, 3, 64, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("given", "args", "kwargs"),
     [
         (X, (X,), {}),
@@ -79,9 +80,7 @@ class Optional(nn.Module):
         return self.fc(x if scale is None else x * scale)
 
 
-@pytest.mark.parametrize(
-    "data", [X, [X], [(X, torch.ones(3))], [[X, None]], [{"x": X}], {"x": X}, [twofour.calibration.Batch(X, Y)]]
-)
+@in_turn("data", [X, [X], [(X, torch.ones(3))], [[X, None]], [{"x": X}], {"x": X}, [twofour.calibration.Batch(X, Y)]])
 def test_ranges_read_data_as_prune_does(data) -> None:
     assert observe(Optional(), ["fc"], data) == observe(Optional(), ["fc"], [X])
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import typer
 
+from tests.turns import in_turn
 from twofour import criteria
 from twofour.cli.app import COMMANDS, app
 from twofour.kernels.table import listing
@@ -126,7 +127,7 @@ def test_a_line_that_our_command_does_not_take_is_found(line: str) -> None:
         parse(line)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@in_turn("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_options_that_stand_beside_a_command_are_its_own(page: Path) -> None:
     """In `twofour COMMAND --option`, and in a command's row of the table of commands."""
     if page.name == "CHANGELOG.md":  # of releases before
@@ -152,7 +153,7 @@ def test_every_criterion_and_pattern_kind_is_in_the_guide() -> None:
         assert f"`{name}`" in text("docs/guide.md") and f"`{name}`" in text("docs/criteria.md")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@in_turn("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if not target.startswith("http"):

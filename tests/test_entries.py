@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import twofour
+from tests.turns import in_turn
 from twofour import (
     allocation,
     checker,
@@ -116,7 +117,7 @@ NO_MODELS = {"number": 5, "dict": {}, "class": nn.Linear, "None": None}
 CASES = [(entry, name) for entry in TAKE_A_MODEL for name in NO_MODELS if (entry, name) != ("finetune control", "None")]
 
 
-@pytest.mark.parametrize("entry, name", CASES)
+@in_turn("entry, name", CASES)
 def test_what_is_no_module_is_refused_by_name(entry, name, file):
     given = NO_MODELS[name]
     call, kind = TAKE_A_MODEL[entry]
@@ -129,8 +130,8 @@ def test_what_is_no_module_is_refused_by_name(entry, name, file):
     assert file.read_bytes() == before
 
 
-@pytest.mark.parametrize("skip", [3, None, [None], [3], b"0"], ids=repr)
-@pytest.mark.parametrize(
+@in_turn("skip", [3, None, [None], [3], b"0"], ids=repr)
+@in_turn(
     "call",
     [
         lambda skip: twofour.prune(dense(), "2:4", skip=skip),
@@ -184,7 +185,7 @@ def test_what_names_no_file_is_refused_and_nothing_is_written(call, kind, path, 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
+@in_turn(
     "call, kind, words",
     [
         (lambda: twofour.check(""), FormatError, "names no file"),
@@ -263,7 +264,7 @@ def test_quantisation_of_layers_that_are_no_glob(layers):
         quantization.attach(masked(), layers=layers)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     "call",
     [
         lambda model, file: twofour.check(model),

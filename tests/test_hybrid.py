@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import twofour
 from tests.compiler.small import quick
 from tests.compiler.test_conv import first_sparse
+from tests.turns import in_turn
 from twofour import masks
 from twofour.allocation import Budget, allocate, sensitivity, timed
 from twofour.compiler import choose_conv
@@ -143,7 +144,7 @@ def test_bytes_of_a_small_weight() -> None:
     assert packed.indices.tolist() == [0b10, 0b1101, 0b1100]  # the second group is dense; (1, 3); (0, 3)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("place", "byte", "code"),
     [
         (0, 0b11, "indices-dense"),
@@ -355,8 +356,8 @@ class Attending(nn.Module):
         return nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("pattern", ["2:4+12.5%", "block:8x4@0.9", "2:4"])
+@in_turn("dtype", ["float32", "bfloat16", "int8"])
+@in_turn("pattern", ["2:4+12.5%", "block:8x4@0.9", "2:4"])
 def test_weights_are_joined_where_their_rows_can_stand_below_each_other(pattern: str, dtype: str) -> None:
     """Which kernels win is the machine's affair; where packed ones do, their products stay apart or are one."""
     torch.manual_seed(0)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.turns import in_turn
 from twofour import measure
 from twofour.errors import MeasureError
 from twofour.measure.timing import balanced_orders
@@ -28,7 +29,7 @@ def record(**options) -> measure.Record:
     return measure.compare({"dense": work(), "ours": work(100)}, **(QUICK | {"baseline": "dense"} | options))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 7])
+@in_turn("count", [1, 2, 3, 4, 5, 6, 7])
 def test_each_candidate_follows_each_other_one_equally_often(count):
     orders = balanced_orders(count)
     assert all(sorted(order) == list(range(count)) for order in orders)
@@ -175,7 +176,7 @@ def test_a_raising_candidate_is_named():
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("options", "message"),
     [
         ({"threads": 2, "clock": "thread"}, r"see one thread only(.|\n)*threads=2(.|\n)*threads=1"),

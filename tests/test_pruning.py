@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.utils.prune import l1_unstructured
 
 import twofour
+from tests.turns import in_turn
 from twofour import masks
 from twofour.errors import DataError, LayerError, PatternError, PermutationError, RecipeError, TrainingError
 from twofour.patterns import NM
@@ -74,7 +75,7 @@ def test_rules_recipes_and_eligibility() -> None:
     assert list(masks.of(model)) == ["conv.weight"]
 
 
-@pytest.mark.parametrize("pattern", ["2:4", "1:2", "1:4", "4:8", "8:16", "4:8-pairs"])
+@in_turn("pattern", ["2:4", "1:2", "1:4", "4:8", "8:16", "4:8-pairs"])
 def test_every_pattern_prunes_every_kind_of_layer(pattern: str) -> None:
     model = twofour.prune(nn.ModuleList([nn.Linear(32, 8), nn.Conv1d(16, 8, 3), nn.Conv2d(16, 8, 2)]), pattern)
     chosen = twofour.patterns.parse(pattern)
@@ -145,7 +146,7 @@ def test_a_weight_that_is_not_finite_is_named_and_nothing_changes(value: float) 
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors:UserWarning")
-@pytest.mark.parametrize(
+@in_turn(
     ("layer", "reason"),
     [
         (lambda: nn.Linear(770, 768), "`weight`: in_features 770 is not a multiple of 16"),
@@ -171,7 +172,7 @@ def test_integer_weights() -> None:
     assert list(masks.of(twofour.prune(model, "2:4"))) == ["conv.weight"]
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("pattern", "options", "error", "message"),
     [
         ("2-4", {}, PatternError, "the text is not a sparsity pattern"),

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from tests.turns import in_turn
 from twofour import criteria
 from twofour.errors import LayerError, PatternError, RecipeError
 from twofour.patterns import NM
@@ -62,7 +63,7 @@ def test_a_group_that_does_not_divide_the_axis_is_a_reason() -> None:
     assert skipped.reason == "weight (8, 770): reduction axis 770 is not a multiple of 4 (2:4)"
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("source", "options", "error", "message"),
     [
         ({"encoder.*.fc3": "2:4"}, {}, RecipeError, r"matches no layer\n  got +'encoder.\*.fc3'\n.*\n  try +nearest"),
@@ -80,7 +81,7 @@ def test_a_rule_without_effect_is_refused(source, options, error: type[Exception
         Recipe.parse(source, **options).assign(network())
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("source", "options", "error", "message"),
     [
         ({"a": "5:4"}, {}, PatternError, "rule 'a': the pattern '5:4' is impossible"),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import twofour
+from tests.turns import in_turn
 from twofour import masks
 from twofour.errors import DataError, RecipeError
 from twofour.pruning import reconstruction_report
@@ -124,7 +125,7 @@ PLACES = [(8, False), (40, False), (75, False), (100, False), (30, True), (80, T
 """Forward passes after those of the criterion: of the survey, of blocks, of the whole model, of its judge."""
 
 
-@pytest.mark.parametrize(("into", "inside"), PLACES)
+@in_turn(("into", "inside"), PLACES)
 def test_an_interruption_leaves_the_model_as_it_was(into: int, inside: bool) -> None:
     model = failing(calls_before_reconstruction() + into, KeyboardInterrupt, inside)
     before, places = held(model), [p.data_ptr() for p in model.parameters()]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests import shapes
+from tests.turns import in_turn
 from twofour.errors import PatternError
 from twofour.packing.encodings import dequantize
 from twofour.patterns import NM
@@ -50,7 +51,7 @@ def test_our_own_refusals_come_first() -> None:
         NM(2, 4).project([1.0, 2.0])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", shapes.CHECKED)
+@in_turn("name", shapes.CHECKED)
 def test_every_annotation_of_a_checked_module_can_be_evaluated(name: str) -> None:
     """One that cannot would be left unchecked without a word."""
     module = import_module(name)

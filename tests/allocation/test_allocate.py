@@ -7,6 +7,7 @@ import pytest
 from torch import nn
 
 import twofour
+from tests.turns import in_turn
 from twofour import masks
 from twofour.allocation import (
     Allocation,
@@ -55,8 +56,8 @@ def every(found: Sensitivities, kind: str) -> list[tuple[float, float, float]]:
     ]
 
 
-@pytest.mark.parametrize("kind", ["task", "error"])
-@pytest.mark.parametrize("limit", [0.25, 0.3, 0.5, 0.77, 1.0])
+@in_turn("kind", ["task", "error"])
+@in_turn("limit", [0.25, 0.3, 0.5, 0.77, 1.0])
 def test_a_budget_of_density_is_met_at_the_least_loss(kind, limit):
     found = some()
     got = allocate(found, Budget(density=limit), loss=kind)

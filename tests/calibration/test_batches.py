@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.turns import in_turn
 from twofour import calibration
 from twofour.calibration import Batch, take
 from twofour.errors import DataError
@@ -22,7 +23,7 @@ class Optional(nn.Module):
 X, Y = torch.arange(12.0).view(4, 3), torch.arange(4)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("data", "inputs", "target"),
     [
         (X, X, None),
@@ -72,7 +73,7 @@ def test_tokens_that_count(name: str, mask: torch.Tensor, expected) -> None:
     assert Batch(X).tokens is None
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("data", "samples", "message"),
     [
         ([], 8, r"no calibration data\n  got +no batch\n.*\n  try +an iterator can be walked only once"),

@@ -9,6 +9,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import twofour
 from tests.layers.small import Conv1D
+from tests.turns import in_turn
 from twofour.calibration import from_matrix, matrix
 from twofour.calibration.inputs import CHUNK, caller, groups, rows
 from twofour.layers import walk
@@ -50,7 +51,7 @@ def test_rows_times_matrix_are_the_output(name: str, monkeypatch: pytest.MonkeyP
     assert CHUNK > 1
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@in_turn("name", LAYERS)
 def test_the_matrix_goes_back_to_the_weight(name: str) -> None:
     (weight,) = walk(LAYERS[name][0], eligibility="any").weights
     assert torch.equal(from_matrix(weight, matrix(weight, weight.parameter)), weight.parameter)

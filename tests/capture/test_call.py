@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.turns import in_turn
 from twofour.capture import Guard, alike, arguments, capture
 
 
@@ -111,7 +112,7 @@ def test_guards_that_round_up_are_evaluated() -> None:
     assert guard.leaves({"x": torch.randn(2, 4, 16)}) is not None
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("one", "other", "same"),
     [
         (2, 2, True),

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import twofour
+from tests.turns import in_turn
 from twofour import checker, kernels, layers, masks, patterns
 from twofour.errors import LayerError, PatternError
 
@@ -171,7 +172,7 @@ def fits(shape: tuple[int, int], pattern: str = "2:4") -> dict[tuple[str, str], 
     return {(fit.runtime, fit.dtypes): fit for fit in found.fits}
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("runtime", "dtypes", "good", "bad"),
     [
         ("torch cuSPARSELt", "float16 bfloat16", (16, 32), (24, 32)),
@@ -286,8 +287,8 @@ def test_a_weight_with_nan_is_ready_for_nothing():
     assert all("1 values are NaN or infinite" in fit.reason for fit in found.fits if fit.aligned)
 
 
-@pytest.mark.parametrize("pattern", ["2:4", "block:8x1@0.5"])
-@pytest.mark.parametrize("kind", [nn.Linear, nn.LSTM, nn.GRUCell])
+@in_turn("pattern", ["2:4", "block:8x1@0.5"])
+@in_turn("kind", [nn.Linear, nn.LSTM, nn.GRUCell])
 def test_our_rules_are_those_of_the_kernel_table(kind: Callable[..., nn.Module], pattern: str) -> None:
     named = (pattern, pattern.split(":")[0])
     table = {row.dtype for row in kernels.sparse_products() if row.pattern in named}

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import twofour
+from tests.turns import in_turn
 from twofour.compiler import decoding
 from twofour.compiler.behind import Behind
 from twofour.compiler.cache_calls import joined, pair_of, stacked
@@ -417,8 +418,8 @@ def behind(model: Any, mode: Any) -> Any:
     return cache
 
 
-@pytest.mark.parametrize("second", [torch.inference_mode, torch.no_grad, torch.enable_grad])
-@pytest.mark.parametrize("first", [torch.inference_mode, torch.no_grad])
+@in_turn("second", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+@in_turn("first", [torch.inference_mode, torch.no_grad])
 def test_a_cache_of_one_mode_serves_in_another(models: tuple[Any, Any], first: Any, second: Any) -> None:
     answers: list[list[Tensor]] = []
     for model in models:
@@ -470,7 +471,7 @@ LAST[1, -1] = 0
 AT = torch.full((2, 1), 9)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("given", "by"),
     [
         ({"attention_mask": MASK, "position_ids": AT}, ["_stepped", "_stepped"]),  # the second call sees all again

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import twofour
 from tests.compiler.small import mlp, quick
+from tests.turns import in_turn
 from twofour import calls
 from twofour.capture import capture
 from twofour.compiler import graph as compiled_graph
@@ -46,7 +47,7 @@ def test_an_answer_may_hold_infinities(hidden: float, graph: bool, dtype: str) -
     torch.testing.assert_close(found, want, equal_nan=True, atol=0.1, rtol=0.1)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("found", "want", "error"),
     [
         ([1.0, INF], [1.0, INF], 0.0),

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import twofour
+from tests.turns import in_turn
 from twofour.compiler.held import CHANGED, HOOKS, TRAINING, Held
 from twofour.compiler.whole_model import all_hooks
 
@@ -128,7 +129,7 @@ LOOKS: dict[str, tuple[Callable[[Any], object], int]] = {
 }
 
 
-@pytest.mark.parametrize("name", LOOKS)
+@in_turn("name", LOOKS)
 @torch.no_grad()
 def test_a_look_sees_what_the_names_say(name: str) -> None:
     model: Any = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout()).eval()

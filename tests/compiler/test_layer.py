@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 
+from tests.turns import in_turn
 from twofour import patterns
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.errors import KernelError
@@ -45,9 +46,9 @@ INPUTS = {
 }
 
 
-@pytest.mark.parametrize("combine", ["none", "add", "multiply"])
-@pytest.mark.parametrize("given", INPUTS)
-@pytest.mark.parametrize("sparse", [True, False])
+@in_turn("combine", ["none", "add", "multiply"])
+@in_turn("given", INPUTS)
+@in_turn("sparse", [True, False])
 def test_every_shape_and_order_of_inputs(given: str, combine: str, sparse: bool):
     x = INPUTS[given]()
     layer = _layer(Epilogue("relu", combine), sparse=sparse)

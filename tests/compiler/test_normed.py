@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import twofour
 from tests.conftest import each_row, threads
+from tests.turns import in_turn
 from twofour.compiler.fused_matmuls import ProductLayer
 from twofour.compiler.layer import PreparedWeights
 from twofour.compiler.normed import NORMED, OF_NORMED, NormedProduct, ProductOfNormed
@@ -26,8 +27,8 @@ BEST = max((row for row in ROWS if row.unavailable() is None), key=lambda row: r
 
 
 @each_row(ROWS, "row")
-@pytest.mark.parametrize("keep", [True, False])
-@pytest.mark.parametrize("centred", [True, False])
+@in_turn("keep", [True, False])
+@in_turn("centred", [True, False])
 def test_rows_are_normalised_behind_the_epilogue(row: Float32Matmul, keep: bool, centred: bool) -> None:
     for tokens, out, columns in ((1, 1, 1), (5, 33, 40), (29, 64, 1500), (200, 40, 2100)):
         x, weight, other = torch.randn(tokens, columns), torch.randn(out, columns), torch.randn(tokens, out)

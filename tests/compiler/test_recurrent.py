@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import twofour
+from tests.turns import in_turn
 from twofour.compiler import choose_recurrent, terms
 from twofour.compiler.recurrent import CompiledCell, CompiledRecurrent
 from twofour.errors import CompileError, KernelError
@@ -82,8 +83,8 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@in_turn("kind", KINDS)
+@in_turn("options", OPTIONS, ids=str)
 def test_every_option_against_float64(kind: str, options: dict[str, Any]) -> None:
     layer = made(kind, 13, 17, **options)
     fast = compiled(layer)
@@ -103,8 +104,8 @@ def test_a_projected_lstm(layers: int, ways: bool) -> None:
     assert_alike(compiled(layer)(x, hx), exact(layer, x, hx))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("ordered", [True, False])
+@in_turn("kind", KINDS)
+@in_turn("ordered", [True, False])
 def test_packed_sequences(kind: str, ordered: bool) -> None:
     layer = made(kind, 13, 17, num_layers=2, bidirectional=True)
     lengths = (5, 4, 4, 1) if ordered else (4, 1, 5, 4)

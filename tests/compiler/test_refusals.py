@@ -8,6 +8,7 @@ from torch import nn
 
 import twofour
 from tests.compiler.small import mlp, quick
+from tests.turns import in_turn
 from twofour.errors import CompileError
 
 pytestmark = pytest.mark.usefixtures("no_measuring")
@@ -18,7 +19,7 @@ def test_dtypes_of_torch_are_taken(dtype: torch.dtype) -> None:
     assert quick(twofour.prune(mlp(), "2:4"), dtype=dtype).plan.dtype == str(dtype).removeprefix("torch.")
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("given", "nearest"),
     [
         ("bf16", "bfloat16"),

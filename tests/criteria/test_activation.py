@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.turns import in_turn
 from twofour import criteria
 from twofour.calibration import Statistics
 from twofour.criteria import RIA, Random, Scored, Taylor, Wanda
@@ -25,8 +26,8 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("criterion", [Wanda(), RIA(), RIA(power=0.25)], ids=str)
+@in_turn("pattern", PATTERNS)
+@in_turn("criterion", [Wanda(), RIA(), RIA(power=0.25)], ids=str)
 def test_against_the_formula(criterion: Scored, pattern: str) -> None:
     weight, x = random(6, 240), random(50, 240, seed=1) * torch.logspace(-2, 2, 240)
     keep = criterion.solve(weight[None], parse(pattern), seen(x), "w").keep[0]

@@ -5,6 +5,7 @@ import torch
 
 from tests.criteria.test_activation import random, seen
 from tests.criteria.test_sparsegpt import correlated
+from tests.turns import in_turn
 from twofour import criteria
 from twofour.calibration import Statistics
 from twofour.criteria import ADMM, SparseGPT
@@ -34,8 +35,8 @@ def test_the_search_keeps_the_pattern_and_stays_where_nothing_is_better() -> Non
     assert torch.equal(search(sparse, sparse, hessian, live, parse("2:4"), 40) != 0, sparse != 0)
 
 
-@pytest.mark.parametrize("pattern", ["2:4", "1:4", "4:8", "4:8-pairs", "3:5"])
-@pytest.mark.parametrize("rank", [None, 20, 3])
+@in_turn("pattern", ["2:4", "1:4", "4:8", "4:8-pairs", "3:5"])
+@in_turn("rank", [None, 20, 3])
 def test_never_worse_than_sparsegpt(pattern: str, rank: int | None) -> None:
     width = {"3:5": 60}.get(pattern, 64)
     weight, x = random(1, 16, width, seed=6), correlated(300, width, seed=7, rank=rank)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import twofour
+from tests.turns import in_turn
 from twofour import masks
 from twofour.errors import RecipeError
 from twofour.patterns import Block
@@ -20,8 +21,8 @@ def inputs() -> torch.Tensor:
     return torch.randn(256, 70) @ torch.randn(70, 70) * torch.logspace(-1, 1, 70)
 
 
-@pytest.mark.parametrize("criterion", ["wanda", "ria", "sparsegpt", "sparsegpt-mask", "admm", "sparsegpt:block=16"])
-@pytest.mark.parametrize("pattern", ["block:8x4@0.6", "block:16x16@0.5", "block:1x7@0.9", "block:7x1@0.35"])
+@in_turn("criterion", ["wanda", "ria", "sparsegpt", "sparsegpt-mask", "admm", "sparsegpt:block=16"])
+@in_turn("pattern", ["block:8x4@0.6", "block:16x16@0.5", "block:1x7@0.9", "block:7x1@0.35"])
 def test_each_keeps_the_pattern_on_odd_sizes(criterion: str, pattern: str) -> None:
     pruned = twofour.prune(model(), pattern, criterion=criterion, data=[inputs()], eligibility="any", progress=False)
     for mask in masks.of(pruned).values():

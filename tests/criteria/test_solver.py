@@ -9,6 +9,7 @@ from torch import nn
 
 import twofour
 from tests.layers.small import EVERY, LAYERS
+from tests.turns import in_turn
 from twofour import masks
 from twofour.criteria import NAMES
 from twofour.errors import DataError, LayerError, PatternError, RecipeError
@@ -58,9 +59,9 @@ def options(name: str, x: torch.Tensor, outputs: int) -> dict[str, Any]:
     return {"data": pairs, "samples": len(x), "progress": False, **loss}
 
 
-@pytest.mark.parametrize("pattern", ["2:4", "1:4", "8:2:8"])
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "learned"])
-@pytest.mark.parametrize("make", [encoder, convolutions])
+@in_turn("pattern", ["2:4", "1:4", "8:2:8"])
+@in_turn("name", [name for name in NAMES if name != "learned"])
+@in_turn("make", [encoder, convolutions])
 def test_every_criterion_on_linear_and_convolutions(make, name: str, pattern: str) -> None:
     dense, x = make(), tokens() if make is encoder else images()
     model = copy.deepcopy(dense)
@@ -165,7 +166,7 @@ def test_values_come_back_where_a_mask_cannot_be_attached(monkeypatch: pytest.Mo
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("given", "error", "message"),
     [
         (
@@ -232,8 +233,8 @@ def test_taylor_leaves_gradients_and_their_switches_alone() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
-@pytest.mark.parametrize("criterion", ["sparsegpt"])
-@pytest.mark.parametrize("kind", EVERY)
+@in_turn("criterion", ["sparsegpt"])
+@in_turn("kind", EVERY)
 def test_every_kind_of_layer(kind: str, criterion: str) -> None:
     torch.manual_seed(0)
     model = EVERY[kind]()

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from tests.criteria.test_activation import PATTERNS, random, seen
+from tests.turns import in_turn
 from twofour import criteria
 from twofour.calibration import Statistics
 from twofour.criteria import Magnitude, SparseGPT, SparseGPTMask
@@ -34,8 +35,8 @@ def reference(weight: Tensor, x: Tensor, pattern: Pattern, dampening: float) -> 
     return weight, keep
 
 
-@pytest.mark.parametrize("block", [1, 16, 128])
-@pytest.mark.parametrize("pattern", PATTERNS)
+@in_turn("block", [1, 16, 128])
+@in_turn("pattern", PATTERNS)
 def test_against_the_reference(pattern: str, block: int) -> None:
     width = {"3:5": 45}.get(pattern, 48)
     weight, x = random(7, width, seed=5).double(), correlated(200, width).double()
@@ -56,7 +57,7 @@ def test_one_weight_is_made_up_for_by_least_squares() -> None:
     assert solution.values is not None and solution.values.flatten().tolist() == pytest.approx([0.0, best.item()])
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
+@in_turn("pattern", PATTERNS)
 def test_the_update_beats_the_mask_alone_and_that_beats_magnitude(pattern: str) -> None:
     width = 240
     weight = random(1, 32, width, seed=9)

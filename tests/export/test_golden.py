@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.turns import in_turn
 from twofour.export import Contents, read
 from twofour.export.file import write
 from twofour.packing import Packed, pack, read_pattern
@@ -47,7 +48,7 @@ WRITERS = ("v1", "v1-guarded")
 """Version 1 as 0.2.0 wrote it, and with a tensor that fits nothing under the name of each packed weight."""
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("writer", "name"),
     [(writer, name) for writer in WRITERS for name in KINDS if (writer, name) != ("v1", "dense-int8")],
 )

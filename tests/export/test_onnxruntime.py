@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.turns import in_turn
 from twofour.errors import ExportError
 from twofour.export.onnxruntime import NAME, add_provider, provider, register
 from twofour.export.runtime import library
@@ -43,8 +44,8 @@ from tests.export.onnx_graphs import (  # noqa: E402
 ROOT = Path(__file__).parent.parent.parent
 
 
-@pytest.mark.parametrize("opset", [13, 17, 21])
-@pytest.mark.parametrize("size", [(64, 72), (36, 130), (260, 33), (4, 1024)])
+@in_turn("opset", [13, 17, 21])
+@in_turn("size", [(64, 72), (36, 130), (260, 33), (4, 1024)])
 def test_matmul_of_any_size_and_rank(opset: int, size: tuple[int, int]) -> None:
     inputs, outputs = size
     file = product(node("Add", "mm bias", "y"), inputs=inputs, outputs=outputs, opset=opset, bias=numbers(outputs))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import twofour
+from tests.turns import in_turn
 from twofour.capture import capture
 from twofour.graph import Program, simplify
 from twofour.graph.rules.attention_formula import ATTENTION_FORMULA
@@ -74,8 +75,8 @@ def test_it_is_one_call(form: str) -> None:
         torch.testing.assert_close(program(x, mask)[0], model(x, mask)[0], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("form", ["scaled", "divided", "queries scaled", "mask first"])
-@pytest.mark.parametrize("hidden", [-torch.inf, torch.nan, torch.inf, torch.finfo(torch.float32).min])
+@in_turn("form", ["scaled", "divided", "queries scaled", "mask first"])
+@in_turn("hidden", [-torch.inf, torch.nan, torch.inf, torch.finfo(torch.float32).min])
 def test_queries_that_see_nothing_answer_as_before(form: str, hidden: float) -> None:
     model = Eager(FORMS[form]).eval()
     x, mask = operands()

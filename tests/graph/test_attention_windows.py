@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tests.turns import in_turn
 from twofour.capture import capture
 from twofour.graph import fuse, lower_activations, simplify
 from twofour.kernels.attention import attention_of_windows
@@ -131,7 +132,7 @@ def test_windows_become_five_calls(name: str) -> None:
     assert lower_activations(module) and node.meta["val"].dtype is torch.bfloat16
 
 
-@pytest.mark.parametrize("name", LEFT)
+@in_turn("name", LEFT)
 def test_other_cuts_stay(name: str) -> None:
     counts, _ = rewritten(LEFT[name]())
     assert counts[RULE] == 0

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import twofour
+from tests.turns import in_turn
 from twofour import native
 from twofour.graph import Calls, Executor
 from twofour.graph.executor.kept import KEPT, MOST_COUNTED, Recordings
@@ -281,7 +282,7 @@ BYTES = (0, 4, [4], [1])
 """float32 (4,)."""
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("buffers", "places", "calls", "wrong"),
     [
         ([(0, BYTES)], [(0, 4, BYTES)], [], "a place outside its buffer"),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
+from tests.turns import in_turn
 from twofour.capture import arguments, capture
 from twofour.graph import operators
 from twofour.graph.mapping import COMBINATIONS, Fusion, MappingType, combine, most_complex
@@ -31,7 +31,7 @@ CELLS = [
 """Table 3 of arXiv 2108.13342, cell by cell."""
 
 
-@pytest.mark.parametrize(("first", "second", "fusion", "made"), CELLS)
+@in_turn(("first", "second", "fusion", "made"), CELLS)
 def test_a_cell_of_table_3(first: MappingType, second: MappingType, fusion: Fusion, made: MappingType | None) -> None:
     cell = combine(first, second)
     assert (cell.fusion, cell.mapping) == (fusion, made)
@@ -89,6 +89,6 @@ def test_an_operator_without_a_row_is_known_as_such() -> None:
     assert operators.find(graph.call_function(torch.ops.aten.add_.Tensor, (x, x))) is operators.OPERATORS["add"]
 
 
-@pytest.mark.parametrize("name", sorted(operators.OPERATORS))
+@in_turn("name", sorted(operators.OPERATORS))
 def test_every_row_names_an_operator_of_torch(name: str) -> None:
     assert hasattr(torch.ops.aten, name) or name in operators.BUILTINS.values()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.graph.small import rotated
+from tests.turns import in_turn
 from twofour.capture import capture
 from twofour.graph import Program, arrange, fuse, simplify
 from twofour.graph.base import aten, product_of
@@ -122,7 +123,7 @@ def partly(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((rotated(x[..., :4], cos[..., :4], sin[..., :4]), x[..., 4:]), -1)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("turn", "other", "count"),
     [
         (half_turned, None, 1),
@@ -170,7 +171,7 @@ class Masked(nn.Module):
         return (functional.scaled_dot_product_attention(q, q, q, mask),)
 
 
-@pytest.mark.parametrize("name", MASKS)
+@in_turn("name", MASKS)
 def test_a_comparison_of_positions_is_no_mask(name: str) -> None:
     mask, count = MASKS[name]
     model = Masked(mask).eval()

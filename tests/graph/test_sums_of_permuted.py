@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.turns import in_turn
 from twofour.capture import Graph, capture
 from twofour.graph import Program, fuse, rewrite, simplify
 from twofour.graph.base import aten, product_of
@@ -45,8 +46,8 @@ def test_scale_permutation_and_sum_are_one_product(product_first: bool) -> None:
     assert found is not None and found.epilogue.combine == "add"
 
 
-@pytest.mark.parametrize("strange", [torch.nan, torch.inf, -torch.inf, 0.0, 1e-40])
-@pytest.mark.parametrize("size", [(2, 16, 3, 5), (1, 16, 1, 7), (3, 16, 4, 4)])
+@in_turn("strange", [torch.nan, torch.inf, -torch.inf, 0.0, 1e-40])
+@in_turn("size", [(2, 16, 3, 5), (1, 16, 1, 7), (3, 16, 4, 4)])
 def test_the_answers_stay(strange: float, size: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     model = Scaled()

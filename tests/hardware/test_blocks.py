@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import twofour
+from tests.turns import in_turn
 from twofour.errors import HardwareError, PatternError
 from twofour.hardware import MACHINES, explain
 from twofour.hardware.blocks import used
@@ -15,7 +16,7 @@ from twofour.patterns import Block
 WIDE = nn.Sequential(nn.Linear(8192, 8192, bias=False))
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("side", "tokens", "share"),
     [(32, 128, 0.4), (64, 128, 2 / 3), (128, 128, 1.0), (256, 4096, 1.0), (32, 1, 129 / 132), (16, 4096, 16 * 2 / 144)],
 )
@@ -23,7 +24,7 @@ def test_the_use_of_the_units_by_hand(side: int, tokens: int, share: float) -> N
     assert float(used(Block(side, side, 0.5), tokens)) == pytest.approx(share)  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@in_turn("machine", MACHINES)
 def test_large_products_gain_what_the_rule_says_and_no_zeros_gain_nothing(machine: str) -> None:
     def ratio(pattern: str, tokens: int = 16384) -> float:
         (row,) = twofour.estimate(WIDE, machine=machine, dtype="float16", tokens=tokens, pattern=pattern).rows

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.turns import in_turn
 from twofour.errors import HardwareError
 from twofour.hardware import DTYPES, MACHINES, Machine, ampere_like, estimate, machine, sme_core
 from twofour.hardware.machine import stored_bytes
@@ -40,7 +41,7 @@ def test_the_names_are_those_of_the_design():
     assert DTYPES == ("float32", "tf32", "float16", "bfloat16", "float8", "int8", "int4")
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@in_turn("name", PUBLISHED)
 def test_peaks_are_the_published_ones(name: str):
     for dtype, (dense, sparse) in PUBLISHED[name].items():
         assert machine(name).peak(dtype) == pytest.approx(dense * 1e12, rel=1e-12)
@@ -51,7 +52,7 @@ def test_peaks_are_the_published_ones(name: str):
             assert machine(name).peak(dtype, sparse=True) == pytest.approx(sparse * 1e12, rel=1e-12)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("name", "flops_a_cycle"),
     [
         *(("a100-pcie", 2048), ("h100-pcie", 4096), ("h100-sxm", 4096), ("h200", 4096), ("b200", 8192)),
@@ -64,7 +65,7 @@ def test_units_times_rate_times_clock_give_the_peak(name: str, flops_a_cycle: in
     assert found.units * flops_a_cycle * found.clock == pytest.approx(found.peak("float16"), rel=5e-3)
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@in_turn("name", MACHINES)
 def test_every_number_has_its_source(name: str):
     found = machine(name)
     assert all(found.sources[key] for key in ("units", "clock", "dense", "sparse", "bandwidth", "l2", "watts"))

@@ -20,6 +20,7 @@ from torch.sparse._semi_structured_conversions import sparse_semi_structured_fro
 from tests.importing.small import DATA, sparse
 from tests.importing.test_asp import asp_state
 from tests.importing.test_semi_structured import bitmask, tiles_of_four, wrapped
+from tests.turns import in_turn
 from twofour import importing
 from twofour.errors import TwofourError
 from twofour.packing import Packed
@@ -111,7 +112,7 @@ def damaged(draw: Any, kind: str) -> dict[str, Tensor]:
     return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@in_turn("kind", KINDS)
 @quickly
 @given(chosen=st.data())
 def test_damaged_tensors_never_crash(kind: str, chosen: st.DataObject) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.conftest import threads
+from tests.turns import in_turn
 from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.attention import (
@@ -76,14 +77,14 @@ def test_rows_against_float64(isa: str, sizes: tuple[int, ...], kind: str) -> No
             comparing(q, k, v, causal=kind == "causal")
 
 
-@pytest.mark.parametrize("width", [32, 64, 80, 128])
-@pytest.mark.parametrize("queries", [1, 128])
+@in_turn("width", [32, 64, 80, 128])
+@in_turn("queries", [1, 128])
 def test_widths_of_real_models(isa: str, width: int, queries: int) -> None:
     check(*operands(1, 2, 1, queries, 128, width, width))
     check_low(*operands(1, 2, 1, queries, 127, width, width))
 
 
-@pytest.mark.parametrize("hidden", [(0, 0, 0, 0), (1, 1, 4, 6), None])
+@in_turn("hidden", [(0, 0, 0, 0), (1, 1, 4, 6), None])
 def test_one_hidden_key_is_hidden(isa: str, hidden: tuple[int, ...] | None) -> None:
     q, k, v = operands(2, 2, 1, 5, 7, 16, 16)
     for mask in (torch.ones(2, 2, 5, 7, dtype=torch.bool), torch.ones(2, 1, 1, 7, dtype=torch.bool)):
@@ -93,8 +94,8 @@ def test_one_hidden_key_is_hidden(isa: str, hidden: tuple[int, ...] | None) -> N
         check_low(q, k, v, mask)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("apart", [False, True])
+@in_turn("dtype", [torch.float32, torch.bfloat16])
+@in_turn("apart", [False, True])
 def test_columns_of_products(isa: str, dtype: torch.dtype, apart: bool) -> None:
     heads, key_heads, width = 4, 2, 24
     sizes = (heads * width, key_heads * width, key_heads * width)
@@ -113,8 +114,8 @@ def test_columns_of_products(isa: str, dtype: torch.dtype, apart: bool) -> None:
         attention_of_columns(a.double(), b.double(), c.double(), begins, sizes, width)
 
 
-@pytest.mark.parametrize("queries", [1, 3, 29])
-@pytest.mark.parametrize("width", [5, 32, 64, 70])
+@in_turn("queries", [1, 3, 29])
+@in_turn("width", [5, 32, 64, 70])
 def test_bytes_are_those_that_a_product_would_make(isa: str, queries: int, width: int) -> None:
     q, k, v = operands(2, 2, 2, queries, 31, width, width)
     found = Quantization.of_range(-0.4, 0.7)
@@ -137,9 +138,9 @@ def test_bytes_are_those_that_a_product_would_make(isa: str, queries: int, width
         attention(q, k, v, bytes_scale=1.0, bytes_zero=-1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("windows", "rows"), [(1, 1), (4, 2), (3, 5), (4, 49), (7, 16)])
-@pytest.mark.parametrize("masked", ["", "added", "hidden", "one for all"])
+@in_turn("dtype", [torch.float32, torch.bfloat16])
+@in_turn(("windows", "rows"), [(1, 1), (4, 2), (3, 5), (4, 49), (7, 16)])
+@in_turn("masked", ["", "added", "hidden", "one for all"])
 def test_windows_of_an_image(isa: str, dtype: torch.dtype, windows: int, rows: int, masked: str) -> None:
     heads, key_heads, width, images = 4, 2, 24, 3
     sizes = (heads * width, key_heads * width, key_heads * width)
@@ -228,7 +229,7 @@ def test_a_query_that_sees_no_key_answers_zeros(isa: str) -> None:
     check(q, k, v, mask)
 
 
-@pytest.mark.parametrize("queries", [1, 7])
+@in_turn("queries", [1, 7])
 def test_a_query_that_sees_no_key_answers_nan_where_it_is_asked_to(isa: str, queries: int) -> None:
     q, k, v = operands(1, 2, 1, queries, 9, 16, 16)
     mask = torch.randn(2, queries, 9)
@@ -283,8 +284,8 @@ def test_operands_that_do_not_fit() -> None:
         attention(q, k, v, torch.zeros(4, 5))
 
 
-@pytest.mark.parametrize("queries", [1, 5])
-@pytest.mark.parametrize("lowest", [torch.finfo(torch.float32).min, -3e38])
+@in_turn("queries", [1, 5])
+@in_turn("lowest", [torch.finfo(torch.float32).min, -3e38])
 def test_finite_masks_of_any_size(isa: str, queries: int, lowest: float) -> None:
     q, k, v = operands(1, 2, 1, queries, 21, 16, 16)
     mask = torch.zeros(queries, 21)
@@ -338,9 +339,9 @@ def test_int8_is_its_reference_to_the_bit(every_isa: str, sizes: tuple[int, ...]
     assert whole.dtype is torch.uint8 and torch.equal(whole, quantize_input(want, found)[0])
 
 
-@pytest.mark.parametrize("width", [32, 80])
-@pytest.mark.parametrize("keys", [5, 301])
-@pytest.mark.parametrize("size", [1.0, 4.0])
+@in_turn("width", [32, 80])
+@in_turn("keys", [5, 301])
+@in_turn("size", [1.0, 4.0])
 def test_int8_is_as_near_as_its_bytes_allow(every_isa: str, width: int, keys: int, size: float) -> None:
     """The bound of README.md, for each number."""
     q, k, v = (t.bfloat16() for t in operands(1, 2, 1, 9, keys, width, width))
@@ -396,7 +397,7 @@ def test_int8_of_numbers_that_are_not_finite(every_isa: str) -> None:
     torch.testing.assert_close(same, v.float().mean(2, keepdim=True).expand_as(same).bfloat16(), atol=0.03, rtol=0.03)
 
 
-@pytest.mark.parametrize("unseen", [0.0, torch.nan])
+@in_turn("unseen", [0.0, torch.nan])
 def test_int8_of_a_query_that_sees_no_key(every_isa: str, unseen: float) -> None:
     q, k, v = (t.bfloat16() for t in operands(1, 2, 1, 6, 21, 16, 16))
     for mask in (torch.ones(6, 21, dtype=torch.bool), torch.zeros(6, 21)):
@@ -410,8 +411,8 @@ def test_int8_of_a_query_that_sees_no_key(every_isa: str, unseen: float) -> None
     assert nobody.isnan().all() if unseen else not nobody.any()
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("count", [1, 2])
+@in_turn("causal", [False, True])
+@in_turn("count", [1, 2])
 def test_int8_inside_each_sequence(every_isa: str, causal: bool, count: int) -> None:
     torch.manual_seed(0)
     lengths, width, sizes = (1, 40, 3, 0, 17), 16, (64, 32, 32)
@@ -518,7 +519,7 @@ def test_dropout_drops_its_share_and_neighbours_apart() -> None:
     assert drop_below(0.0) == 0 and drop_below(0.5) == 1 << 15 and drop_below(0.999999) == 65535
 
 
-@pytest.mark.parametrize("width", [32, 64, 128])
+@in_turn("width", [32, 64, 128])
 def test_gradients_at_widths_of_real_models(isa: str, width: int) -> None:
     check_gradients(*operands(1, 2, 1, 128, 128, width, width))
     check_gradients(*operands(1, 2, 1, 67, 129, width, width), causal=True)
@@ -605,10 +606,8 @@ def in_bytes(q, k, v, steps, mask=None, causal=False, unseen=0.0, ranged=(0.0, 0
     return got.unflatten(-1, (-1, q.shape[-1])).transpose(1, 2)
 
 
-@pytest.mark.parametrize(
-    "sizes", [(2, 2, 2, 27, 70, 32), (1, 1, 3, 2, 5, 20), (1, 2, 1, 14, 133, 7), (1, 2, 1, 24, 96, 64)]
-)
-@pytest.mark.parametrize("unit", [3e-4, 3e-3])
+@in_turn("sizes", [(2, 2, 2, 27, 70, 32), (1, 1, 3, 2, 5, 20), (1, 2, 1, 14, 133, 7), (1, 2, 1, 24, 96, 64)])
+@in_turn("unit", [3e-4, 3e-3])
 def test_bytes_are_their_reference_to_the_bit(every_isa: str, sizes: tuple[int, ...], unit: float) -> None:
     torch.manual_seed(0)
     batch, groups, each, queries, keys, width = sizes

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.conftest import each_row, threads
+from tests.turns import in_turn
 from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.bits_matmul import TERNARY, BitWeight, Levels, bipolar, twos, unsigned
@@ -233,7 +234,7 @@ def test_nan_that_no_window_reads_is_lost_on_nobody_but_a_range_of_all_of_the_im
 
 
 @each_row(bits_conv_rows())
-@pytest.mark.parametrize("pool", [1, 2])
+@in_turn("pool", [1, 2])
 def test_codes_that_follow_from_nan_are_nan_in_the_next_convolution_and_no_others(row: BitsConv, pool: int) -> None:
     geometry, second, static = (
         Geometry(5, 7, (3, 2), (1, 2)),

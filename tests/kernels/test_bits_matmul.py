@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.conftest import each_row, threads
+from tests.turns import in_turn
 from twofour.compiler.code_steps import UnfitError, coded_answer
 from twofour.errors import KernelError
 from twofour.kernels.bits_matmul import (
@@ -108,8 +109,8 @@ LEVELS_OF_INPUTS = {
 """What codes stand for, by the table of the README."""
 
 
-@pytest.mark.parametrize("bits", WIDTHS)
-@pytest.mark.parametrize("system", LEVELS)
+@in_turn("bits", WIDTHS)
+@in_turn("system", LEVELS)
 def test_codes_stand_for_the_levels_of_their_system(system: str, bits: int) -> None:
     """The products above take factor and zero point from `Quantization`: these are the numbers themselves."""
     codes = torch.arange(1 << bits)
@@ -149,7 +150,7 @@ def test_tokens_of_several_passes(row: BitsMatmul) -> None:
 
 
 @each_row(PLAIN)
-@pytest.mark.parametrize("columns", [63, 260, 1027])
+@in_turn("columns", [63, 260, 1027])
 def test_real_inputs_are_rounded_as_the_reference_does(row: BitsMatmul, columns: int) -> None:
     bias = torch.randn(70, generator=generator(1))
     for levels, bits in ((bipolar(1), 1), (twos(2), 2), (TERNARY, 8), (unsigned(4), 3), (twos(8), 4), (bipolar(3), 7)):
@@ -400,7 +401,7 @@ def test_codes_of_inputs_are_as_near_as_their_levels_allow() -> None:
         assert again.x_scale == scale[0].item() and again.zero == zero[0].item()
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("make", "part"),
     [
         (lambda: Quantization(bits=9), "1 to 8 bits"),
@@ -528,7 +529,7 @@ def test_many_tokens_of_codes_become_codes_where_panels_are_taken_apart_once(row
 
 
 @each_row([row for row in bits_rows() if row.layout in ("bits_bytes", GROUPS)])
-@pytest.mark.parametrize(
+@in_turn(
     ("kind", "formula"),
     [("odd", False), ("sigmoid", False), ("gelu", False), ("gelu", True), ("gelu_tanh", True), ("silu", True)],
 )

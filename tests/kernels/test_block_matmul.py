@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.conftest import each_row, threads
 from tests.kernels.test_table import assert_product
+from tests.turns import in_turn
 from twofour import native
 from twofour.errors import KernelError, PackingError
 from twofour.kernels import find, matmul, rows, select
@@ -45,7 +46,7 @@ def assert_right(row: BlockMatmul, packed: Packed, x: Tensor, bias: Tensor | Non
 
 
 @each_row(ROWS)
-@pytest.mark.parametrize("block", USUAL + ODD)
+@in_turn("block", USUAL + ODD)
 def test_every_block_size(row: BlockMatmul, block: str) -> None:
     for (out, columns), counts in (((64, 96), (0, 1, 4, 64)), ((41, 131), (3, 7, 67))):
         packed = weight_of(out, columns, f"{block}@0.7", row.dtype)
@@ -68,7 +69,7 @@ def test_any_shape(
 
 
 @each_row([row for row in ROWS if row.tokens_least == 1])
-@pytest.mark.parametrize("block", ["8x1", "16x1", "4x4", "2x1"])
+@in_turn("block", ["8x1", "16x1", "4x4", "2x1"])
 def test_more_units_than_leave_at_once_and_parts_that_end_inside_one(row: BlockMatmul, block: str) -> None:
     packed = weight_of(3 * 141, 40, f"{block}@0.6/3", row.dtype)
     for tokens in (1, 3, 9):
@@ -110,7 +111,7 @@ def test_int8_has_the_references_bits_in_every_range(row: BlockMatmul, block: st
 
 
 @each_row(ROWS)
-@pytest.mark.parametrize("block", ["8x1", "16x16", "4x4", "3x2"])
+@in_turn("block", ["8x1", "16x16", "4x4", "3x2"])
 def test_what_is_not_finite_reaches_the_outputs_of_kept_blocks_alone(row: BlockMatmul, block: str) -> None:
     if row.dtype == "int8":
         pytest.skip("a token that is not finite has no range: all its outputs are NaN, as in every int8 row")
@@ -178,7 +179,7 @@ def damaged(row: BlockMatmul, place: int, value: int, width: int) -> Prepared:
 
 
 @each_row(ROWS)
-@pytest.mark.parametrize(
+@in_turn(
     ("place", "value", "width", "what"),
     [
         (64 + 4, 0xFFFFFFFF, 4, "a strip that begins behind the end"),
@@ -202,7 +203,7 @@ def test_damaged_layouts_are_refused(row: BlockMatmul, place: int, value: int, w
 
 
 @each_row([row for row in ROWS if row.dtype == "int8"])
-@pytest.mark.parametrize(("columns", "block"), [(128, "8x126"), (129, "8x510"), (128, "12x6")])
+@in_turn(("columns", "block"), [(128, "8x126"), (129, "8x510"), (128, "12x6")])
 def test_a_last_block_may_reach_into_another_window(row: BlockMatmul, columns: int, block: str) -> None:
     """Its columns behind the inputs are counted there; they multiply the zeros behind a token."""
     packed = weight_of(24, columns, f"{block}@0", "int8")
@@ -228,7 +229,7 @@ def test_counts_behind_the_last_window_are_refused(row: BlockMatmul) -> None:
 
 
 @each_row(ROWS)
-@pytest.mark.parametrize(("pattern", "entry"), [("8x1@0.5", 3), ("4x16@0.5", 1), ("32x4@0.5", 2)])
+@in_turn(("pattern", "entry"), [("8x1@0.5", 3), ("4x16@0.5", 1), ("32x4@0.5", 2)])
 def test_an_index_that_names_another_block_is_not_restored(row: BlockMatmul, pattern: str, entry: int) -> None:
     """Kernels stay inside their operands whatever an index is; the way back tells that it is none of packing's."""
     prepared = row.prepare(weight_of(64, 64, pattern, row.dtype))
@@ -250,8 +251,8 @@ def test_a_damaged_name_of_the_pattern_is_refused() -> None:
         from_layout(buffer)
 
 
-@pytest.mark.parametrize("at", range(6))
-@pytest.mark.parametrize("value", [0, -1, 3, 1 << 62])
+@in_turn("at", range(6))
+@in_turn("value", [0, -1, 3, 1 << 62])
 def test_sizes_of_no_blocks_are_refused(at: int, value: int) -> None:
     sizes = [64, 64, 8, 4, 1, 4]
     sizes[at] = value

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.turns import in_turn
 from twofour.compiler.layer import PreparedWeights
 from twofour.kernels import find
 from twofour.kernels.dense_matmul import ONEDNN_INT8
@@ -60,8 +61,8 @@ def test_static_ranges_and_whole_answers() -> None:
     assert error((y.float() - 128) * 0.25, want) < 0.05
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 3e38])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@in_turn("value", [torch.nan, torch.inf, -torch.inf, 3e38])
+@in_turn("dtype", [torch.float32, torch.bfloat16])
 def test_a_token_without_a_range_is_nan_and_the_others_are_what_they_were(value: float, dtype: torch.dtype) -> None:
     weight, bias, x = layer()
     prepared, x = ONEDNN_INT8.prepare(weight), x.to(dtype)

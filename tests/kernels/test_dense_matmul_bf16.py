@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
+from tests.turns import in_turn
 from twofour.compiler.layer import PreparedWeights
 from twofour.kernels.base import Prepared
 from twofour.kernels.dense_matmul import ONEDNN_BF16, PLAIN, PLAIN_BF16, Bf16Matmul
@@ -68,9 +69,9 @@ def finite_rows(row: Bf16Matmul, columns: int, tokens: int, value: float, dtype:
     return row.run(x, prepared, None, Problem(17)).isfinite().all(1).nonzero().flatten().tolist()
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-@pytest.mark.parametrize("columns", [7, 33, 48, 65, 96, 100, 1000])
-@pytest.mark.parametrize("row", [PLAIN_BF16, ONEDNN_BF16, WIDENED], ids=["torch", "onednn", "leak"])
+@in_turn("value", [torch.nan, torch.inf])
+@in_turn("columns", [7, 33, 48, 65, 96, 100, 1000])
+@in_turn("row", [PLAIN_BF16, ONEDNN_BF16, WIDENED], ids=["torch", "onednn", "leak"])
 def test_a_token_that_is_not_finite_leaves_the_others_alone(row: Bf16Matmul, columns: int, value: float) -> None:
     if reason := row.unavailable():
         pytest.skip(reason)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.conftest import each_row, threads
+from tests.turns import in_turn
 from twofour.errors import KernelError
 from twofour.kernels.dense_matmul import Float32Matmul
 from twofour.kernels.epilogue import Epilogue
@@ -55,8 +56,8 @@ def test_several_passes_and_chunks(row: Float32Matmul, tokens: int, out: int, co
 
 
 @each_row(ROWS, "row")
-@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "gelu_tanh", "silu"])
-@pytest.mark.parametrize("combine", ["none", "add", "multiply"])
+@in_turn("activation", ["none", "relu", "gelu", "gelu_tanh", "silu"])
+@in_turn("combine", ["none", "add", "multiply"])
 def test_epilogues_follow_the_whole_sum(row: Float32Matmul, activation: str, combine: str) -> None:
     for tokens, out, columns in ((5, 37, 40), (20, 64, 1500)):
         x, weight, bias = operands(tokens, out, columns)

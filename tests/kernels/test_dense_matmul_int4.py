@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import each_row
 from tests.kernels.bounds import FIXED_POINT, int4_bound
+from tests.turns import in_turn
 from twofour.errors import KernelError
 from twofour.kernels import rows
 from twofour.kernels.dense_matmul import Int4Matmul
@@ -51,8 +52,8 @@ def test_any_float_weight(row: Int4Matmul, tokens: int, out: int, columns: int, 
 
 
 @each_row(ROWS)
-@pytest.mark.parametrize("group", [32, 64, 128])
-@pytest.mark.parametrize("symmetric", [True, False])
+@in_turn("group", [32, 64, 128])
+@in_turn("symmetric", [True, False])
 def test_a_packed_weight_keeps_its_numbers(row: Int4Matmul, group: int, symmetric: bool) -> None:
     weight = torch.randn(70, 1024)
     weight *= parse("2:4").project(weight, absolute=True)

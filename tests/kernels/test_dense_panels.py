@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.conftest import each_row, threads
+from tests.turns import in_turn
 from twofour.compiler.choose import candidates
 from twofour.errors import KernelError
 from twofour.kernels.base import Kernel
@@ -83,7 +84,7 @@ def test_several_chunks_of_tokens(row: Kernel) -> None:
 
 
 @each_row(INT8, "row")
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.bfloat16])
+@in_turn("dtype", [torch.uint8, torch.int8, torch.bfloat16])
 def test_answers_and_epilogues_of_whole_numbers(row: Kernel, dtype: torch.dtype) -> None:
     x, weight, bias = operands(9, 37, 50)
     zero = 100 if dtype is torch.uint8 else 3 if dtype is torch.int8 else 0

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from tests.conftest import assert_undisturbed, each_row, threads
 from tests.kernels.test_nm_conv import assert_convolution
 from tests.kernels.test_table import Guarded
+from tests.turns import in_turn
 from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.conv import ConvProblem, Geometry
@@ -73,7 +74,7 @@ def test_geometries_that_choose_another_path(row: DirectConv) -> None:
 
 
 @each_row(ROWS)
-@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "gelu_tanh", "silu"])
+@in_turn("activation", ["none", "relu", "gelu", "gelu_tanh", "silu"])
 def test_epilogues_add_then_activate(row: DirectConv, activation: str) -> None:
     x, weight, bias = draw(3, 37, 7, 6), weight_of(SAME) / 20, draw(45, seed=2)
     plain = torch.conv2d(x, weight, bias, 1, 1)

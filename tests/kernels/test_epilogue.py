@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.conftest import each_row
+from tests.turns import in_turn
 from twofour.errors import KernelError
 from twofour.kernels import rows
 from twofour.kernels.activation import activation as activated
@@ -42,8 +43,8 @@ def product(activation: str, combine: str, sums: torch.Tensor, other: torch.Tens
 
 
 @each_row(FLOAT32)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("combine", COMBINES)
+@in_turn("activation", ACTIVATIONS)
+@in_turn("combine", COMBINES)
 def test_every_float32_row_has_every_epilogue(row, activation: str, combine: str) -> None:
     weight = torch.randn(37, 68) * torch.tensor([1.0, 0.0, 1.0, 0.0]).repeat(17)
     prepared = row.prepare(taken(row, weight))
@@ -56,7 +57,7 @@ def test_every_float32_row_has_every_epilogue(row, activation: str, combine: str
 
 
 @each_row(FLOAT32)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@in_turn("activation", ACTIVATIONS)
 def test_no_row_loses_a_nan(row, activation: str) -> None:
     weight = torch.randn(37, 68) * torch.tensor([1.0, 0.0, 1.0, 0.0]).repeat(17)
     prepared, x = row.prepare(taken(row, weight)), torch.randn(5, 68)
@@ -77,7 +78,7 @@ def through(row: NativeProduct, activation: str, values: torch.Tensor) -> torch.
 
 
 @each_row(NATIVE)
-@pytest.mark.parametrize("activation", [name for name in ACTIVATIONS if name != "none"])
+@in_turn("activation", [name for name in ACTIVATIONS if name != "none"])
 def test_activations_are_those_of_float64(row: NativeProduct, activation: str) -> None:
     tiny = torch.logspace(-30, 0, 2000)
     x = torch.cat([torch.linspace(-9, 9, 40_000), torch.linspace(-80, 80, 4000), tiny, -tiny])
@@ -94,7 +95,7 @@ def test_activations_are_those_of_float64(row: NativeProduct, activation: str) -
 
 
 @each_row(NATIVE)
-@pytest.mark.parametrize("activation", [name for name in ACTIVATIONS if name != "none"])
+@in_turn("activation", [name for name in ACTIVATIONS if name != "none"])
 def test_activations_at_the_ends_of_the_number_line(row: NativeProduct, activation: str) -> None:
     large = torch.tensor([torch.inf, 1e38, 1e30, 200.0]).repeat(9)
     assert torch.equal(through(row, activation, large), large)
@@ -110,8 +111,8 @@ WHOLE = [row for row in rows() if row.dtype == "int8" and row.device == "cpu" an
 
 
 @each_row(WHOLE)
-@pytest.mark.parametrize("activation", [name for name in ACTIVATIONS if name != "none"])
-@pytest.mark.parametrize("scale", [2e-4, 1.6e-3, 0.03])
+@in_turn("activation", [name for name in ACTIVATIONS if name != "none"])
+@in_turn("scale", [2e-4, 1.6e-3, 0.03])
 def test_an_activation_is_off_by_an_eighth_of_a_byte_before_it_is_rounded(
     row: NativeProduct, activation: str, scale: float
 ) -> None:
@@ -124,7 +125,7 @@ def test_an_activation_is_off_by_an_eighth_of_a_byte_before_it_is_rounded(
 
 
 @each_row(NATIVE)
-@pytest.mark.parametrize("tokens", [3, 40])
+@in_turn("tokens", [3, 40])
 def test_the_second_operand_may_be_any_view(row: NativeProduct, tokens: int) -> None:
     weight = torch.randn(21, 8) * torch.tensor([0.0, 1.0, 1.0, 0.0]).repeat(2)
     prepared, x = row.prepare(taken(row, weight)), torch.randn(tokens, 8)
@@ -150,8 +151,8 @@ def test_what_does_not_fit_is_refused() -> None:
         Epilogue("none", "multiply").apply(torch.zeros(2, 3), torch.zeros(3, 2))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("activation", [name for name in ACTIVATIONS if name != "none"])
+@in_turn("dtype", [torch.float32, torch.bfloat16])
+@in_turn("activation", [name for name in ACTIVATIONS if name != "none"])
 def test_activations_and_their_gradients_alone(isa: str, activation: str, dtype: torch.dtype) -> None:
     for shape in ((), (1,), (3, 37), (2, 5, 4, 33), (0, 7), (20, 1000)):
         x, upstream = (3 * torch.randn(shape)).to(dtype), torch.randn(shape).to(dtype)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.conftest import threads
+from tests.turns import in_turn
 from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.fused_block import Expression, Value, fused_block, fused_block_reference, program, steps
@@ -80,8 +81,8 @@ SIGNED_AT_ZERO = (
 )
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-@pytest.mark.parametrize("step", [n for n, kind in steps().items() if kind in ("unary", "binary", "reduce")])
+@in_turn("row", ROWS, ids=lambda row: row.name)
+@in_turn("step", [n for n, kind in steps().items() if kind in ("unary", "binary", "reduce")])
 def test_special_numbers_are_torchs(row: native.NativeRow, step: str) -> None:
     x = torch.tensor(SPECIAL)
     x = x[x.abs() < 1e38] if step == "gelu" else x  # above, oneDNN's formula overflows
@@ -95,8 +96,8 @@ def test_special_numbers_are_torchs(row: native.NativeRow, step: str) -> None:
     torch.testing.assert_close(found, want, rtol=rtol, atol=atol, equal_nan=True)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-@pytest.mark.parametrize("step", SIGNED_AT_ZERO)
+@in_turn("row", ROWS, ids=lambda row: row.name)
+@in_turn("step", SIGNED_AT_ZERO)
 def test_a_zero_keeps_its_sign_as_torchs_does(row: native.NativeRow, step: str) -> None:
     x = torch.tensor([0.0, -0.0] * 9)
     expression = Expression()
@@ -131,8 +132,8 @@ def mean(expression: Expression, x: Value) -> Value:
     return expression.apply("over_width", expression.apply("sum", x))
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-@pytest.mark.parametrize("shape", SHAPES)
+@in_turn("row", ROWS, ids=lambda row: row.name)
+@in_turn("shape", SHAPES)
 def test_softmax_and_layer_norm(row: native.NativeRow, shape: tuple[int, ...]) -> None:
     expression = Expression()
     x, weight, bias = (expression.load() for _ in range(3))
@@ -153,9 +154,9 @@ def streaming() -> Iterator[None]:
     native.extension().block_streams_from(before)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@in_turn("row", ROWS, ids=lambda row: row.name)
+@in_turn("shape", SHAPES)
+@in_turn("dtype", [torch.float32, torch.bfloat16])
 def test_writing_past_the_caches_changes_no_bit(
     row: native.NativeRow, shape: tuple[int, ...], dtype: torch.dtype, streaming: None
 ) -> None:
@@ -172,9 +173,9 @@ def test_writing_past_the_caches_changes_no_bit(
     assert all(torch.equal(a, b) for a, b in zip(streamed, kept, strict=True))
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-@pytest.mark.parametrize("width", [4, 16, 32, 48, 64, 128, 1024, 2064, 4096])
-@pytest.mark.parametrize("reduction", ["sum", "amax", "amin", "prod"])
+@in_turn("row", ROWS, ids=lambda row: row.name)
+@in_turn("width", [4, 16, 32, 48, 64, 128, 1024, 2064, 4096])
+@in_turn("reduction", ["sum", "amax", "amin", "prod"])
 def test_a_reduction_ends_a_chain_whose_values_are_read_again(
     row: native.NativeRow, width: int, reduction: str
 ) -> None:
@@ -189,8 +190,8 @@ def test_a_reduction_ends_a_chain_whose_values_are_read_again(
     assert_block(row, expression, operands((19, width), (19, width)), 1e-4)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-@pytest.mark.parametrize("width", [8, 16, 32, 48, 64, 80])
+@in_turn("row", ROWS, ids=lambda row: row.name)
+@in_turn("width", [8, 16, 32, 48, 64, 80])
 def test_short_rows_that_share_a_pass_keep_their_own_values(row: native.NativeRow, width: int, streaming: None) -> None:
     """Row values, weights that every tile reads, and sums of several rows at once; two tiles of rows and a part."""
     expression = Expression()
@@ -397,8 +398,8 @@ def test_programs_that_leave_their_registers_are_refused() -> None:
         nothing.run(ROWS[0].index, [repeated], [], 1)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-@pytest.mark.parametrize("shape", SHAPES[2:])
+@in_turn("row", ROWS, ids=lambda row: row.name)
+@in_turn("shape", SHAPES[2:])
 def test_inputs_of_row_values(row: native.NativeRow, shape: tuple[int, ...]) -> None:
     """What is known of a row before any loop: computed once a row, a choice and a number with it."""
     expression = Expression()
@@ -413,8 +414,8 @@ def test_inputs_of_row_values(row: native.NativeRow, shape: tuple[int, ...]) -> 
             program(expression).run(row.index, [inputs[0], inputs[0]], [inputs[0].clone(), inputs[1].clone()], 1)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-@pytest.mark.parametrize("count", [1, 2, 3])
+@in_turn("row", ROWS, ids=lambda row: row.name)
+@in_turn("count", [1, 2, 3])
 def test_one_number_for_all_is_gathered_for_whole_tiles(row: native.NativeRow, count: int) -> None:
     """A thread may begin at the last piece of a row, which is shorter than those it reads afterwards."""
     expression = Expression()

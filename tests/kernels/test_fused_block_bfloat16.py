@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from tests.kernels.test_fused_block import ROWS, operands, poisoned, run
+from tests.turns import in_turn
 from twofour import native
 from twofour.kernels.fused_block import Expression, fused_block_reference
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-@pytest.mark.parametrize("shape", [(7, 16), (37, 64), (3, 128), (5, 50), (2, 2048), (2, 4096), (16, 3)])
-@pytest.mark.parametrize("stores", range(4))
+@in_turn("row", ROWS, ids=lambda row: row.name)
+@in_turn("shape", [(7, 16), (37, 64), (3, 128), (5, 50), (2, 2048), (2, 4096), (16, 3)])
+@in_turn("stores", range(4))
 def test_bfloat16_is_read_and_written_where_it_stands(
     row: native.NativeRow, shape: tuple[int, ...], stores: int
 ) -> None:
@@ -36,9 +36,9 @@ def test_bfloat16_is_read_and_written_where_it_stands(
             torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=1e-5)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-@pytest.mark.parametrize("width", [16, 32, 48, 50, 64, 128, 144, 1000])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@in_turn("row", ROWS, ids=lambda row: row.name)
+@in_turn("width", [16, 32, 48, 50, 64, 128, 144, 1000])
+@in_turn("dtype", [torch.float32, torch.bfloat16])
 def test_what_every_row_has_is_read_again(row: native.NativeRow, width: int, dtype: torch.dtype) -> None:
     """A weight and a bias of several tiles of rows, as first and second operand, beside sums of rows and without."""
     expression = Expression()

@@ -8,14 +8,15 @@ from torch import Tensor
 
 from tests.conftest import threads
 from tests.kernels.test_fused_block import ROWS, layer_norm, poisoned, run
+from tests.turns import in_turn
 from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.fused_block import Expression, fused_block_reference, program
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-@pytest.mark.parametrize(("rows", "width"), [(1, 7), (37, 64), (9, 50), (100, 32), (3, 2048), (2, 5000), (5, 1)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@in_turn("row", ROWS, ids=lambda row: row.name)
+@in_turn(("rows", "width"), [(1, 7), (37, 64), (9, 50), (100, 32), (3, 2048), (2, 5000), (5, 1)])
+@in_turn("dtype", [torch.float32, torch.bfloat16])
 def test_rows_of_tables(row: native.NativeRow, rows: int, width: int, dtype: torch.dtype) -> None:
     """Of two tables, one strided, chosen by numbers of any strides: in a sum, normalised, and by themselves."""
     generator = torch.Generator().manual_seed(rows)

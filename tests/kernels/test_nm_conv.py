@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.conftest import OF_FLOATS, assert_undisturbed, each_row, threads
+from tests.turns import in_turn
 from twofour import native
 from twofour.errors import KernelError, PackingError
 from twofour.kernels import convolutions, find
@@ -118,7 +119,7 @@ def test_any_geometry(row: ConvKernel, data: st.DataObject) -> None:
 
 
 @each_row(ROWS)
-@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])
+@in_turn("activation", ["none", "relu", "gelu", "silu"])
 def test_epilogues_add_then_activate(row: ConvKernel, activation: str) -> None:
     geometry = Geometry(16, 21, (1, 1))
     weight, x, bias = sparse(geometry), torch.randn(2, 16, 5, 6), torch.randn(21)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.conftest import threads
+from tests.turns import in_turn
 from twofour.kernels.epilogue import ACTIVATIONS
 from twofour.kernels.nm_gradient import (
     MODES,
@@ -43,9 +44,9 @@ def same(found: Tensor, want: Tensor, mode: str) -> None:
     torch.testing.assert_close(found, want, rtol=2**-7 if want.dtype is torch.bfloat16 else 1e-5, atol=0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("shape", [(1, 1, 4), (2, 7, 64), (1, 400, 68), (3, 130, 516)])
+@in_turn("dtype", DTYPES)
+@in_turn("mode", MODES)
+@in_turn("shape", [(1, 1, 4), (2, 7, 64), (1, 400, 68), (3, 130, 516)])
 def test_dense_and_packed_equal_the_reference_on_every_isa(
     isa: str, shape: tuple[int, int, int], mode: str, dtype: torch.dtype
 ) -> None:
@@ -102,9 +103,9 @@ def test_nothing_to_prune(shape: tuple[int, int, int]) -> None:
     assert nm_gradient(torch.empty(shape), "rescaled").shape == shape
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("dtype", DTYPES)
+@in_turn("mode", MODES)
+@in_turn("bad", [float("nan"), float("inf"), float("-inf")])
+@in_turn("dtype", DTYPES)
 def test_what_is_not_finite_gets_through_and_stays_in_its_column(
     isa: str, mode: str, bad: float, dtype: torch.dtype
 ) -> None:
@@ -160,8 +161,8 @@ def holds(upstream: Tensor, z: Tensor, activation: str, mode: str, seed: int) ->
     assert torch.equal(alone, found) and nothing is None
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("activation", THROUGH)
+@in_turn("dtype", DTYPES)
+@in_turn("activation", THROUGH)
 def test_through_an_activation_on_every_isa(isa: str, poisoned: None, activation: str, dtype: torch.dtype) -> None:
     shapes = ((1, 1, 4), (1, 70, 1100), (1, 70, 68), (2, 9, 132), (2, 200, 8))  # the last: two blocks of panels
     for mode, shape in zip((*MODES, "unbiased"), shapes, strict=True):
@@ -186,7 +187,7 @@ def test_through_an_activation_in_odd_sizes(
     holds(gradient(samples, tokens, 4 * groups, dtype, seed), z.to(dtype), activation, mode, seed)
 
 
-@pytest.mark.parametrize("activation", THROUGH)
+@in_turn("activation", THROUGH)
 def test_derivatives_at_the_ends(isa: str, activation: str) -> None:
     z = torch.tensor([0.0, -0.0, 1e-30, 12.9, 50.0, 1e30, float("inf"), -9.9, -12.9, -50.0, -1e30, float("-inf")])
     found = nm_gradient_through(torch.ones(1, 1, 12), z.view(1, 1, 12), activation, None)[0].flatten()
@@ -204,7 +205,7 @@ def test_derivatives_at_the_ends(isa: str, activation: str) -> None:
         assert through[2:].isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@in_turn("dtype", DTYPES)
 def test_relu_has_the_bits_of_torch(isa: str, dtype: torch.dtype) -> None:
     z, upstream = gradient(2, 5, 36, dtype, seed=1), gradient(2, 5, 36, dtype)
     upstream[0, 0, :9] = float("nan")

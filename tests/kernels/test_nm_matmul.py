@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import OF_FLOATS, assert_undisturbed, each_row, threads
+from tests.turns import in_turn
 from twofour import native
 from twofour.errors import KernelError, PackingError
 from twofour.kernels import find, matmul, rows, select
@@ -83,7 +84,7 @@ def test_several_runs_of_inputs_pieces_of_tokens_and_chunks_of_rows(row: NativeM
 
 
 @each_row(ROWS)
-@pytest.mark.parametrize("tokens", [2, 40])
+@in_turn("tokens", [2, 40])
 def test_a_long_reduction_errs_less_than_twice_onednn(row: NativeMatmul, tokens: int) -> None:
     weight, x = sparse(192, 4096), torch.randn(tokens, 4096, generator=torch.Generator().manual_seed(3))
     want = x.double() @ weight.double().T

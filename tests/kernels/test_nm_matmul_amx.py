@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import runs
+from tests.turns import in_turn
 from twofour import native
 from twofour.kernels import rows
 from twofour.kernels.nm_matmul import NativeMatmul, from_layout, nm_matmul_int8_reference, to_layout
@@ -54,8 +55,8 @@ def test_layouts_are_as_small_as_promised(dtype: str, size: float) -> None:
 
 
 @needs_amx
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("columns", "tokens"), [(256, 70), (260, 64), (16384, 70), (4096, 300)])
+@in_turn("dtype", DTYPES)
+@in_turn(("columns", "tokens"), [(256, 70), (260, 64), (16384, 70), (4096, 300)])
 def test_blocks_of_inputs_and_passes_over_the_weight(dtype: str, columns: int, tokens: int) -> None:
     """Sums that leave the tiles between blocks of 8 steps; as many tokens a pass as half of L2 holds."""
     packed, x = sparse(40, columns, dtype), torch.randn(tokens, columns, generator=torch.Generator().manual_seed(1))
@@ -67,8 +68,8 @@ def test_blocks_of_inputs_and_passes_over_the_weight(dtype: str, columns: int, t
 
 
 @needs_amx
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("tokens", [1, 3, 20, 70])
+@in_turn("kind", [torch.float32, torch.bfloat16])
+@in_turn("tokens", [1, 3, 20, 70])
 def test_an_infinity_makes_all_of_its_token_nan_or_infinite_and_no_other(kind: torch.dtype, tokens: int) -> None:
     packed, row = sparse(40, 68, "bfloat16"), ROWS["bfloat16"]
     x = torch.randn(tokens, 68).to(kind)
@@ -79,8 +80,8 @@ def test_an_infinity_makes_all_of_its_token_nan_or_infinite_and_no_other(kind: t
 
 
 @needs_amx
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens", [1, 15, 17, 33, 65])
+@in_turn("dtype", DTYPES)
+@in_turn("tokens", [1, 15, 17, 33, 65])
 def test_nothing_beyond_the_operands_is_read_into_the_answer(dtype: str, tokens: int) -> None:
     packed, row = sparse(33, 36, dtype), ROWS[dtype]
     wide = torch.full((tokens + 3, 50), float("nan"))

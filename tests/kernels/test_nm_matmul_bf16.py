@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import OF_FLOATS, assert_undisturbed, each_row
+from tests.turns import in_turn
 from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels import matmul, rows, select
@@ -119,9 +120,9 @@ def test_every_code_selects_its_inputs(row: NativeMatmul) -> None:
 
 
 @every_row
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("combine", COMBINES)
+@in_turn("dtype", DTYPES)
+@in_turn("activation", ACTIVATIONS)
+@in_turn("combine", COMBINES)
 def test_epilogues(row: NativeMatmul, dtype: torch.dtype, activation: str, combine: str) -> None:
     weight = sparse(37, 68)
     prepared = row.prepare(packed_of(weight))
@@ -148,7 +149,7 @@ def test_float32_input_is_rounded_to_nearest_even(row: NativeMatmul) -> None:
 
 
 @each_row(row for row in ROWS if row.layout != "bf16_tiles")
-@pytest.mark.parametrize("dtype", DTYPES)
+@in_turn("dtype", DTYPES)
 def test_infinities_and_nan_reach_the_outputs_that_keep_them_only(row: NativeMatmul, dtype: torch.dtype) -> None:
     weight = sparse(5, 12)
     weight[:, 8:] = torch.tensor([1.0, 1.0, 0.0, 0.0])

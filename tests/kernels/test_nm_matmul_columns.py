@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.conftest import threads
+from tests.turns import in_turn
 from twofour import native, packing, patterns
 from twofour.errors import KernelError
 from twofour.kernels import Prepared, available
@@ -18,8 +19,8 @@ def weight(rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
     return dense, patterns.parse("2:4-transposable").project(dense, absolute=True)
 
 
-@pytest.mark.parametrize(("layout", "dtype"), LAYOUTS)
-@pytest.mark.parametrize(("rows", "inner", "tokens"), [(4, 4, 1), (48, 68, 53), (392, 132, 140), (100, 64, 17)])
+@in_turn(("layout", "dtype"), LAYOUTS)
+@in_turn(("rows", "inner", "tokens"), [(4, 4, 1), (48, 68, 53), (392, 132, 140), (100, 64, 17)])
 def test_columns_equal_float64(isa: str, layout: str, dtype: torch.dtype, rows: int, inner: int, tokens: int) -> None:
     dense, keep = weight(rows, inner)
     w = (dense * keep).to(dtype)
@@ -39,9 +40,9 @@ def by_layout(layout: str) -> NativeMatmul:
     return next(row for row in native_rows() if row.layout == layout)
 
 
-@pytest.mark.parametrize(("layout", "dtype"), LAYOUTS)
-@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("rows", "columns"), [(4, 4), (100, 68), (392, 136)])
+@in_turn(("layout", "dtype"), LAYOUTS)
+@in_turn("source", [torch.float32, torch.bfloat16])
+@in_turn(("rows", "columns"), [(4, 4), (100, 68), (392, 136)])
 def test_refilling_equals_packing_anew(
     layout: str, dtype: torch.dtype, source: torch.dtype, rows: int, columns: int
 ) -> None:
@@ -56,9 +57,9 @@ def test_refilling_equals_packing_anew(
         assert torch.equal(packed, to_layout(packing.pack(after, "2:4", dtype=dtype), layout))
 
 
-@pytest.mark.parametrize(("layout", "dtype"), LAYOUTS)
-@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("rows", "columns"), [(4, 4), (100, 68), (392, 136)])
+@in_turn(("layout", "dtype"), LAYOUTS)
+@in_turn("source", [torch.float32, torch.bfloat16])
+@in_turn(("rows", "columns"), [(4, 4), (100, 68), (392, 136)])
 def test_refilling_from_kept_values_equals_refilling_from_dense_ones(
     layout: str, dtype: torch.dtype, source: torch.dtype, rows: int, columns: int
 ) -> None:

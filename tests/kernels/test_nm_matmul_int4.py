@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import assert_undisturbed, each_row
 from tests.kernels.bounds import FIXED_POINT, int4_bound
+from tests.turns import in_turn
 from twofour import native
 from twofour.errors import PackingError
 from twofour.kernels import find, matmul, rows
@@ -76,7 +77,7 @@ def test_a_long_reduction_in_several_threads(row: NativeMatmul, symmetric: bool)
 
 
 @each_row(ROWS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@in_turn("dtype", [torch.float32, torch.bfloat16])
 def test_epilogues(row: NativeMatmul, dtype: torch.dtype) -> None:
     packed = packed_weight(37, 64, 32, True)
     x, other, bias = torch.randn(3, 64).to(dtype), torch.randn(3, 50)[:, :37].to(dtype), torch.randn(37)

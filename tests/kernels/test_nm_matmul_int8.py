@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.conftest import assert_undisturbed, each_row, threads
+from tests.turns import in_turn
 from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels import matmul, rows, select
@@ -157,8 +158,8 @@ def test_what_is_not_finite_stays_in_its_token(row: NativeMatmul) -> None:
 
 
 @each_row(ROWS)
-@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "gelu_tanh", "silu"])
-@pytest.mark.parametrize("combine", ["none", "add", "multiply"])
+@in_turn("activation", ["none", "relu", "gelu", "gelu_tanh", "silu"])
+@in_turn("combine", ["none", "add", "multiply"])
 def test_epilogues(row: NativeMatmul, activation: str, combine: str) -> None:
     packed, x, bias = sparse(37, 64), random(9, 64), random(37)
     epilogue = Epilogue(activation, combine)

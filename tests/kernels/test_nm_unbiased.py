@@ -1,7 +1,7 @@
-import pytest
 import torch
 
 from tests.conftest import threads
+from tests.turns import in_turn
 from twofour.kernels.nm_matmul.layout import from_layout
 from twofour.kernels.nm_unbiased import nm_unbiased, nm_unbiased_reference
 
@@ -15,8 +15,8 @@ def gradient(tokens: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     return found.to(dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("tokens", "columns"), [(4, 1), (64, 16), (68, 37), (200, 401)])
+@in_turn("dtype", DTYPES)
+@in_turn(("tokens", "columns"), [(4, 1), (64, 16), (68, 37), (200, 401)])
 def test_packed_estimate_equals_the_reference_on_every_isa(
     isa: str, tokens: int, columns: int, dtype: torch.dtype
 ) -> None:
@@ -65,7 +65,7 @@ def test_the_expectation_is_the_gradient_and_the_variance_the_least() -> None:
     assert variance[:, 1].sum() < (a[:, 1].square() * (1 / other - 1)).sum()
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@in_turn("bad", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_stays_so(isa: str, bad: float) -> None:
     for place in range(4):
         given = torch.ones(4, 3)

@@ -5,6 +5,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 
+from tests.turns import in_turn
 from twofour.errors import KernelError
 from twofour.kernels.norm import norm, norm_in_place, norm_to_bytes, reference
 from twofour.kernels.quantization import Quantization, quantize_input
@@ -75,8 +76,8 @@ def test_in_place(isa: str) -> None:
     assert torch.equal(norm_in_place(low, None, None, 1e-5), want) and torch.equal(low, want)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("width", [1, 37, 384])
+@in_turn("dtype", [torch.float32, torch.bfloat16])
+@in_turn("width", [1, 37, 384])
 def test_bytes_are_those_that_a_product_would_make(isa: str, dtype: torch.dtype, width: int) -> None:
     x, weight, bias = torch.randn(2, 5, width).to(dtype) + 3, torch.randn(width), torch.randn(width)
     for low, high in ((-1.5, 2.5), (0.0, 1e-3), (-4.0, 0.0)):  # numbers outside of a range take its ends

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from tests.conftest import each_row
+from tests.turns import in_turn
 from twofour.compiler.conv import CompiledConv
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.errors import KernelError
@@ -56,7 +57,7 @@ def assign(layer: nn.Module, bias: torch.Tensor) -> None:
     layer.load_state_dict({"bias": bias}, strict=False, assign=True)
 
 
-@pytest.mark.parametrize("bias", BIASES)
+@in_turn("bias", BIASES)
 @each_row(ROWS, "kernel")
 def test_a_bias_is_added_as_it_reads(kernel, bias):
     layer, given = layer_of(kernel), BIASES[bias]()
@@ -68,7 +69,7 @@ def test_a_bias_is_added_as_it_reads(kernel, bias):
         assign(layer, torch.zeros(32))
 
 
-@pytest.mark.parametrize("bias", BIASES)
+@in_turn("bias", BIASES)
 @each_row(convolutions(), "kernel")
 def test_a_bias_of_a_convolution_is_added_as_it_reads(kernel, bias):
     layer, given = convolution_of(kernel), BIASES[bias]()
@@ -78,7 +79,7 @@ def test_a_bias_of_a_convolution_is_added_as_it_reads(kernel, bias):
     torch.testing.assert_close(layer(x), without + given.resolve_neg()[:, None, None], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("size", [1, 31, 33])
+@in_turn("size", [1, 31, 33])
 @each_row(ROWS, "kernel")
 def test_a_bias_of_another_size_is_refused(kernel, size):
     layer = layer_of(kernel)
@@ -87,7 +88,7 @@ def test_a_bias_of_another_size_is_refused(kernel, size):
         layer(torch.randn(8, 64))
 
 
-@pytest.mark.parametrize("size", [1, 31, 33])
+@in_turn("size", [1, 31, 33])
 @each_row(convolutions(), "kernel")
 def test_a_bias_of_another_size_is_refused_by_a_convolution(kernel, size):
     layer = convolution_of(kernel)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.conftest import threads
+from tests.turns import in_turn
 from twofour.errors import KernelError
 from twofour.kernels.attention import attention_of_columns, attention_of_sequences
 from twofour.kernels.quantization import Quantization
@@ -52,9 +53,9 @@ def test_more_tokens_than_there_is_room_for_are_refused() -> None:
         lay_out(torch.ones(2, 3, dtype=torch.bool), 5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("heads", [(), (3,)])
+@in_turn("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+@in_turn("count", [1, 2])
+@in_turn("heads", [(), (3,)])
 def test_rows_there_and_back(dtype: torch.dtype, count: int, heads: tuple[int, ...]) -> None:
     mask = padding(4, 19, 1)
     tokens = int(mask.sum())
@@ -78,9 +79,9 @@ def test_a_row_that_is_not_there_is_refused() -> None:
             take_tokens(x, torch.tensor([0, place]))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("count", [1, 2])
+@in_turn("dtype", [torch.float32, torch.bfloat16])
+@in_turn("causal", [False, True])
+@in_turn("count", [1, 2])
 def test_attention_stays_inside_each_sequence(isa: str, dtype: torch.dtype, causal: bool, count: int) -> None:
     torch.manual_seed(0)
     lengths, width, sizes = (1, 40, 3, 0, 17), 16, (64, 32, 32)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.conftest import threads
+from tests.turns import in_turn
 from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.base import Kernel
@@ -153,8 +154,8 @@ def test_any_sizes_against_float64(
     assert_alike(through_operator(problem, case.directions, x, batch, None, *operands), want)
 
 
-@pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("directions", [1, 2])
+@in_turn("cell", CELLS)
+@in_turn("directions", [1, 2])
 def test_sequences_of_several_lengths(isa: str, cell: str, directions: int) -> None:
     problem = RecurrentProblem(cell, 9, 21, 21, 2, directions)
     case = Case(problem, [row for row in products() if not row.sparse][-1], True)
@@ -191,8 +192,8 @@ def test_every_native_product_serves(dtype: str, cell: str) -> None:
             assert_alike(found, case.want(x, state, memory), TOLERANCES[dtype])
 
 
-@pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("strange", [float("nan"), float("inf"), -float("inf"), 1e30, 88.0, -104.0, 1e-30])
+@in_turn("cell", CELLS)
+@in_turn("strange", [float("nan"), float("inf"), -float("inf"), 1e30, 88.0, -104.0, 1e-30])
 def test_numbers_that_are_none_spread_as_in_torch(isa: str, cell: str, strange: float) -> None:
     problem = RecurrentProblem(cell, 1, 19, 19)
     case = Case(problem, [row for row in products() if not row.sparse][-1], True)
@@ -221,7 +222,7 @@ def test_what_is_read_stays_as_it_is_and_what_is_empty_is_answered(isa: str) -> 
 SIZES = [[2, 3], [3, 2], [2, 2], [2, 0, 3], [2, -1, 4], [], [2, 2, 2], [1 << 62, 1 << 62]]
 
 
-@pytest.mark.parametrize("sizes", SIZES)
+@in_turn("sizes", SIZES)
 def test_sizes_that_are_none(sizes: list[int]) -> None:
     problem = RecurrentProblem("tanh", 4, 8, 8)
     case = Case(problem, products()[0], True)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.conftest import threads
+from tests.turns import in_turn
 from twofour.errors import KernelError
 from twofour.kernels.squeeze_excite import GATES, SqueezeExcite, reference
 
@@ -46,8 +47,8 @@ def test_any_sizes_against_float64(
         torch.testing.assert_close(y.double(), want, atol=1e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("gate", list(GATES))
-@pytest.mark.parametrize("strange", [float("nan"), float("inf"), -float("inf"), 1e38])
+@in_turn("gate", list(GATES))
+@in_turn("strange", [float("nan"), float("inf"), -float("inf"), 1e38])
 def test_numbers_that_are_none_spread_as_in_torch(isa: str, gate: str, strange: float) -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 20, 9, 9)

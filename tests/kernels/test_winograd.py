@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from tests.conftest import assert_undisturbed, each_row, threads
 from tests.kernels.test_table import Guarded
+from tests.turns import in_turn
 from twofour import native
 from twofour.compiler.choose_conv import conv_candidates
 from twofour.errors import KernelError
@@ -76,7 +77,7 @@ ADVERSARIAL = {
 
 
 @each_row(ROWS)
-@pytest.mark.parametrize("kind", ADVERSARIAL)
+@in_turn("kind", ADVERSARIAL)
 def test_the_bound_holds_on_adversarial_data(row: WinogradConv, kind: str) -> None:
     x, weight = ADVERSARIAL[kind](draw(2, 37, 11, 14), draw(45, 37, 3, 3, seed=1))
     y = row.run(x, row.prepare(weight, SAME), None, ConvProblem.of(SAME))
@@ -94,7 +95,7 @@ def test_whole_numbers_are_exact_with_tiles_of_two(row: WinogradConv) -> None:
 
 
 @each_row(ROWS)
-@pytest.mark.parametrize("activation", ["none", "relu", "gelu"])
+@in_turn("activation", ["none", "relu", "gelu"])
 def test_epilogues_add_then_activate(row: WinogradConv, activation: str) -> None:
     x, weight, bias = draw(3, 37, 7, 6), draw(45, 37, 3, 3, seed=1) / 20, draw(45, seed=2)
     plain = torch.conv2d(x, weight, bias, 1, 1)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import twofour
 from tests.layers.small import ATTENTION, LAYERS, RECURRENT
+from tests.turns import in_turn
 from twofour import layers
 
 ZEROS = torch.zeros(1, 16, dtype=torch.float64)
@@ -28,7 +29,7 @@ def assert_two_of_four(rows: Tensor) -> None:
     assert count.max() == 2 and set(count.unique().tolist()) <= {0, 2}, count.unique(return_counts=True)
 
 
-@pytest.mark.parametrize("kind", LAYERS)
+@in_turn("kind", LAYERS)
 def test_layers_that_are_one_linear_map(kind: str) -> None:
     make, shape, found = LAYERS[kind]
     layer = make().double()
@@ -44,8 +45,8 @@ def test_layers_that_are_one_linear_map(kind: str) -> None:
     assert 2 * int((layer.weight != 0).sum()) == layer.weight.numel()
 
 
-@pytest.mark.parametrize("kind", ["rnn", "gru", "lstm"])
-@pytest.mark.parametrize("cell", [False, True])
+@in_turn("kind", ["rnn", "gru", "lstm"])
+@in_turn("cell", [False, True])
 def test_gates_are_pruned_along_their_input(kind: str, cell: bool) -> None:
     base = RECURRENT[f"{kind}_cell" if cell else kind]
     layer = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}[kind](16, 16) if not cell else base()

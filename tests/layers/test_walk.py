@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.turns import in_turn
 from twofour import layers
 from twofour.errors import LayerError
 
@@ -124,7 +125,7 @@ def old_weight_norm() -> nn.Module:
         return torch.nn.utils.weight_norm(nn.Linear(32, 32))
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("make", "reason"),
     [
         (lambda: OwnForward(32, 32), "OwnForward has a forward of its own"),
@@ -213,7 +214,7 @@ def test_skip_names_layers_by_glob_and_what_is_inside_them() -> None:
     assert reasons(model, skip=["h*"]) == {"head.weight": "left out by skip='h*'"}
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("glob", "layer", "expected"),
     [
         ("encoder.*.fc1", "encoder.0.fc1", True),

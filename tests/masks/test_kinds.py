@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import twofour
 from tests.layers.small import EVERY, LAYERS, Conv1D
+from tests.turns import in_turn
 from twofour import checker, masks
 from twofour.errors import FormatError
 
@@ -48,7 +49,7 @@ def assert_sparse(model: nn.Module) -> None:
         assert torch.equal(weight != 0, mask.keep)
 
 
-@pytest.mark.parametrize("kind", EACH)
+@in_turn("kind", EACH)
 def test_training_keeps_every_weight_sparse(kind: str) -> None:
     dense, model = EVERY[kind](), pruned(kind)
     assert list(model.state_dict()) == list(dense.state_dict())
@@ -86,7 +87,7 @@ def test_files_bring_weights_and_masks_back(kind: str, packed: bool, tmp_path: P
         torch.testing.assert_close(loss(fast, given), loss(model.eval(), given), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", EACH)
+@in_turn("kind", EACH)
 def test_checkpoints_bring_the_same_masks_back(kind: str) -> None:
     model, other = pruned(kind), EVERY[kind]()
     other.load_state_dict(model.state_dict())

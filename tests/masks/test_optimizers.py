@@ -27,6 +27,7 @@ from torch.optim import (
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import twofour
+from tests.turns import in_turn
 from twofour import layers, masks, patterns
 
 STEPS = 50
@@ -117,7 +118,7 @@ def copies(model: nn.Module) -> dict[str, Tensor]:
     return {name: weight.detach().clone() for name, weight in weights_of(model).items()}
 
 
-@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+@in_turn("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
 def test_weights_stay_sparse(make: Callable[..., Optimizer]) -> None:
     torch.manual_seed(0)
     model = masked(network())
@@ -131,9 +132,7 @@ def test_weights_stay_sparse(make: Callable[..., Optimizer]) -> None:
     assert list(model.state_dict()) == keys == list(network().state_dict())
 
 
-@pytest.mark.parametrize(
-    "name", ["sgd", "sgd-momentum-nesterov-decay", "sgd-fused", "adam", "adamw-foreach", "adafactor"]
-)
+@in_turn("name", ["sgd", "sgd-momentum-nesterov-decay", "sgd-fused", "adam", "adamw-foreach", "adafactor"])
 def test_training_equals_masking_by_hand(name: str) -> None:
     torch.manual_seed(0)
     model = masked(network())

@@ -10,6 +10,7 @@ import torch.nn.utils.prune
 from torch import nn
 
 import twofour
+from tests.turns import in_turn
 from twofour import masks
 from twofour.errors import MaskError
 from twofour.masks import stepped
@@ -167,8 +168,8 @@ LOST = ("weight_norm", "old weight_norm", "parametrized", "pruned by torch", "re
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
-@pytest.mark.parametrize("stepped_before", [False, True])
-@pytest.mark.parametrize("how", LOST)
+@in_turn("stepped_before", [False, True])
+@in_turn("how", LOST)
 def test_a_lost_weight_is_refused_in_its_own_models_step_alone(how: str, stepped_before: bool) -> None:
     lost, other, dense = twofour.prune(nn.Sequential(layer()), "2:4"), twofour.prune(layer(), "2:4"), layer()
     optimizer = torch.optim.SGD(lost.parameters(), lr=0.1)

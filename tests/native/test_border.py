@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.conftest import each_row
+from tests.turns import in_turn
 from twofour import native, packing
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.errors import KernelError
@@ -121,8 +122,8 @@ def test_a_layout_that_cannot_be_written_anew_refuses_new_values() -> None:
             row.refill(buffer, torch.zeros(32, 128))
 
 
-@pytest.mark.parametrize(("batch", "queries", "keys"), [(0, 4, 4), (2, 0, 4), (2, 4, 0), (0, 0, 0)])
-@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
+@in_turn(("batch", "queries", "keys"), [(0, 4, 4), (2, 0, 4), (2, 4, 0), (0, 0, 0)])
+@in_turn("kind", [torch.bool, torch.float32])
 def test_attention_of_nothing_is_nothing(batch: int, queries: int, keys: int, kind: torch.dtype) -> None:
     q, k, v = torch.randn(batch, 2, queries, 8), torch.randn(batch, 2, keys, 8), torch.randn(batch, 2, keys, 8)
     found = attention(q, k, v, torch.ones(1, 1, 1, keys).to(kind))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import twofour
+from tests.turns import in_turn
 from twofour.errors import PackingError
 from twofour.export import Contents
 from twofour.export.file import read, write
@@ -76,8 +77,8 @@ def test_whole_weights_come_back(name: str, pattern: str, rows: int, columns: in
     assert torch.equal(again.unpack(), weight)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("count", [1, 5, 7, 8, 9, 64, 101])
+@in_turn("name", NAMES)
+@in_turn("count", [1, 5, 7, 8, 9, 64, 101])
 def test_codes_and_sizes(name: str, count: int) -> None:
     encoding, values = bits(name), whole(name, 3, count, count)
     stored = encoding.store(values)
@@ -89,9 +90,9 @@ def test_codes_and_sizes(name: str, count: int) -> None:
     assert torch.equal(encoding.codes_of(values), codes) and encoding.flaw(stored, count) is None
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("pattern", ["dense", "2:4", "block:8x3@0.6"])
-@pytest.mark.parametrize("group", [None, 12])
+@in_turn("name", NAMES)
+@in_turn("pattern", ["dense", "2:4", "block:8x3@0.6"])
+@in_turn("group", [None, 12])
 def test_floats_are_rounded_to_the_nearest_level(name: str, pattern: str, group: int | None) -> None:
     rule = DENSE if pattern == "dense" else parse(pattern)
     weight = torch.randn(9, 48, generator=torch.Generator().manual_seed(3)) + 0.1

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import twofour
+from tests.turns import in_turn
 from twofour.errors import PackingError
 from twofour.packing import Packed, pack
 from twofour.patterns import Block
@@ -93,7 +94,7 @@ def hostile(packed: Packed, numbers: list[int]) -> Packed:
     return replace(packed, indices=torch.tensor(numbers, dtype=torch.int32))
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("numbers", "code"),
     [
         ([0, 1, 2, 1, 0, 2], "indices-pointers"),

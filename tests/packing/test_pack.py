@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.turns import in_turn
 from twofour.errors import PackingError, PatternError
 from twofour.packing import Header, Packed, encodings, kept, layout_header, pack, packed_bytes, read_layout_header
 from twofour.patterns import NM, parse
@@ -17,8 +18,8 @@ def sparse(shape: tuple[int, ...], pattern: str, axis: int = -1, seed: int = 0) 
     return weight.movedim(-1, axis)
 
 
-@pytest.mark.parametrize("pair", list(itertools.combinations(range(4), 2)))
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
+@in_turn("pair", list(itertools.combinations(range(4), 2)))
+@in_turn("dtype", ["float32", "bfloat16", "float16", "int8"])
 def test_every_legal_code_round_trips(isa: str, pair: tuple[int, int], dtype: str) -> None:
     weight = torch.zeros(2, 12, dtype=encodings.get(dtype).dtype)
     weight[:, list(pair)] = torch.tensor([3, -7]).to(weight.dtype)
@@ -30,7 +31,7 @@ def test_every_legal_code_round_trips(isa: str, pair: tuple[int, int], dtype: st
     assert torch.equal(packed.unpack(), weight)
 
 
-@pytest.mark.parametrize("only", range(4))
+@in_turn("only", range(4))
 def test_one_non_zero_still_carries_two_ascending_indices(isa: str, only: int) -> None:
     weight = torch.zeros(1, 4)
     weight[0, only] = 5.0
@@ -42,7 +43,7 @@ def test_one_non_zero_still_carries_two_ascending_indices(isa: str, only: int) -
     assert torch.equal(packed.unpack(), weight)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("pattern", "dtype", "ratio"),
     [("2:4", "float16", 0.5625), ("2:4", "bfloat16", 0.5625), ("2:4", "float32", 0.53125),
      ("2:4", "int8", 0.625), ("1:2", "tf32", 0.5625), ("4:8-pairs", "int4", 0.625)],
@@ -118,7 +119,7 @@ def test_a_dense_weight_is_refused_with_its_first_group(isa: str) -> None:
             pack(weight.to(dtype), "2:4")
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@in_turn("bad", [float("nan"), float("inf")])
 def test_non_finite_weights_are_refused(isa: str, bad: float) -> None:
     for dtype in (torch.float32, torch.float16):
         weight = torch.zeros(2, 8, dtype=dtype)
@@ -141,9 +142,9 @@ def test_values_beyond_the_dtype_are_said_to_overflow_it(pattern: str) -> None:
         pack(weight, pattern, "float16")
 
 
-@pytest.mark.parametrize("pattern", ["2:4", "4:8"])
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@in_turn("pattern", ["2:4", "4:8"])
+@in_turn("bad", [float("nan"), float("inf"), float("-inf")])
+@in_turn("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_non_finite_packed_values_are_refused(pattern: str, bad: float, dtype: torch.dtype) -> None:
     packed = pack(sparse((4, 16), pattern).to(dtype), pattern)
     packed.validate()
@@ -168,7 +169,7 @@ def test_a_header_whose_axis_has_half_a_group_is_refused() -> None:
             call()
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("weight", "pattern", "dtype"),
     [
         (torch.zeros(4, 8, dtype=torch.int32), "2:4", None),
@@ -229,7 +230,7 @@ def test_padding_bits_and_sizes_are_checked() -> None:
             Packed(packed.header, values, indices).unpack()
 
 
-@pytest.mark.parametrize(
+@in_turn(
     "change",
     [
         {"version": 2}, {"layout": "panels"}, {"dtype": "float8"}, {"pattern": "4:2"}, {"pattern": 3}, {"axis": 2},
@@ -258,8 +259,8 @@ def test_layout_headers_round_trip() -> None:
             read_layout_header(broken)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("columns", [4, 8, 68, 256])
+@in_turn("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@in_turn("columns", [4, 8, 68, 256])
 def test_kept_values_move_between_dense_and_packed_as_the_format_moves_them(dtype: torch.dtype, columns: int) -> None:
     scores = torch.randn(5, columns, generator=torch.Generator().manual_seed(columns))
     keep = NM(2, 4).project(scores, absolute=True)

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.turns import in_turn
 from twofour.errors import PackingError
 from twofour.packing import Packed, pack
 from twofour.patterns import parse
@@ -31,9 +32,9 @@ def test_int8_is_within_half_a_step_of_each_row(rows: int, groups: int, seed: in
     assert torch.equal(packed.indices, pack(weight, "2:4").indices)
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("group", [32, 64, 128])
-@pytest.mark.parametrize("shift", [0.0, 3.0, -0.7])
+@in_turn("symmetric", [True, False])
+@in_turn("group", [32, 64, 128])
+@in_turn("shift", [0.0, 3.0, -0.7])
 def test_int4_is_within_half_a_step_of_each_group(group: int, symmetric: bool, shift: float) -> None:
     weight = sparse(7, 256, group, shift)
     packed = pack(weight, "2:4", dtype="int4", group=group, symmetric=symmetric)
@@ -66,7 +67,7 @@ def test_what_cannot_be_cut_into_groups_is_refused() -> None:
         pack(torch.zeros(2, 64), "4:8-pairs", dtype="int4")
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("change", "said"),
     [
         (lambda p: replace(p, scales=-p.scales), "positive finite"),

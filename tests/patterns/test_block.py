@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import twofour
+from tests.turns import in_turn
 from twofour import masks
 from twofour.errors import PatternError
 from twofour.patterns import Block, parse
@@ -97,7 +98,7 @@ def test_a_share_that_python_prints_in_full_is_rounded() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@in_turn(
     "text",
     ["block", "block:", "block:16x16", "block:16x16@", "block:16x16@1", "block:0x4@0.5", "block:1x1@0.5",
      "block:16x16@1.5", "block:16x16@-0.5", "block:16x16@0.9/0", "block:16x16@nan", "block:9999x1@0.5",

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import OF_FLOATS
+from tests.turns import in_turn
 from twofour import native
 from twofour.errors import PatternError
 from twofour.patterns import NM, parse, project_reference
@@ -24,8 +25,8 @@ def brute_force(scores: torch.Tensor, n: int, m: int, absolute: bool) -> torch.T
     return keep
 
 
-@pytest.mark.parametrize(("n", "m"), PATTERNS)
-@pytest.mark.parametrize("absolute", [False, True])
+@in_turn(("n", "m"), PATTERNS)
+@in_turn("absolute", [False, True])
 def test_project_equals_brute_force_on_every_isa(isa: str, n: int, m: int, absolute: bool) -> None:
     generator = torch.Generator().manual_seed(n * m)
     for rows, groups in [(1, 1), (3, 7), (5, 13)]:
@@ -75,7 +76,7 @@ def test_project_views_and_higher_ranks() -> None:
         assert torch.equal(pattern.project(view), brute_force(view.contiguous(), 2, 4, False))
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@in_turn("bad", [math.nan, math.inf, -math.inf])
 def test_non_finite_scores_are_refused_with_their_place(isa: str, bad: float) -> None:
     for place in range(20):
         scores = torch.randn(2, 20)
@@ -98,7 +99,7 @@ def test_masks_are_the_same_on_any_number_of_threads() -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("tensor", "said"),
     [
         (torch.zeros(8, 6), "6 is not a multiple of 4"),
@@ -152,7 +153,7 @@ def draw(distribution: str, count: int) -> torch.Tensor:
     return uniform if distribution == "uniform" else -uniform.sign() * torch.log1p(-2 * uniform.abs())
 
 
-@pytest.mark.parametrize(("distribution", "pattern"), list(itertools.product(RETAINED, RETAINED["normal"])))
+@in_turn(("distribution", "pattern"), list(itertools.product(RETAINED, RETAINED["normal"])))
 def test_retained_magnitude_is_the_published_one(distribution: str, pattern: str) -> None:
     weight = draw(distribution, 1 << 21).float()
     kept = weight[parse(pattern).project(weight, absolute=True)].double()
@@ -162,7 +163,7 @@ def test_retained_magnitude_is_the_published_one(distribution: str, pattern: str
     assert abs(kept.square().sum() / weight.square().sum() - l2) < 0.002
 
 
-@pytest.mark.parametrize(("n", "m"), [(4, 512), (2, 65), (0, 4), (5, 4), (1, 0), (1, -4)])
+@in_turn(("n", "m"), [(4, 512), (2, 65), (0, 4), (5, 4), (1, 0), (1, -4)])
 def test_the_native_kernel_refuses_groups_it_cannot_rank(isa: str, n: int, m: int) -> None:
     scores, keep = torch.randn(512), torch.zeros(512, dtype=torch.bool)
     anything = next(row.index for row in native.rows("nm_mask") if row.pattern == "any")

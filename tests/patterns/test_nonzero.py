@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.conftest import threads
+from tests.turns import in_turn
 from twofour.errors import PatternError
 from twofour.layers import Reduction
 from twofour.patterns import COUNTED_DTYPES, NM, GroupStrides, NonzeroBits, PairedNM, parse, ties, ties_reference
@@ -25,7 +26,7 @@ def sample(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
     return torch.where(zero, torch.tensor(0.0), values).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", COUNTED_DTYPES, ids=str)
+@in_turn("dtype", COUNTED_DTYPES, ids=str)
 def test_zeros_of_both_signs_and_broken_values_are_counted_on_every_isa(isa: str, dtype: torch.dtype) -> None:
     for count in (1, 7, 63, 64, 65, 1000):
         values = sample((count,), dtype, count)
@@ -38,7 +39,7 @@ def test_zeros_of_both_signs_and_broken_values_are_counted_on_every_isa(isa: str
         assert bits.broken == (int((~torch.isfinite(wide)).sum()) if floating else 0)
 
 
-@pytest.mark.parametrize("dtype", EIGHT_BITS, ids=str)
+@in_turn("dtype", EIGHT_BITS, ids=str)
 def test_all_256_values_of_the_8_bit_floats(isa: str, dtype: torch.dtype) -> None:
     values = torch.arange(256, dtype=torch.int16).to(torch.uint8).view(dtype)
     bits, wide = NonzeroBits.of(values), values.double()
@@ -90,7 +91,7 @@ def test_groups_along_any_axis_equal_the_check_in_plain_torch(pattern, outer, gr
         assert counts.first == (row * shape[1] + start) * inner + lane
 
 
-@pytest.mark.parametrize("text", ["2:4", "1:4", "3:5"])
+@in_turn("text", ["2:4", "1:4", "3:5"])
 def test_ties_equal_the_reference_on_every_isa(isa: str, text: str) -> None:
     pattern = parse(text)
     assert isinstance(pattern, NM)

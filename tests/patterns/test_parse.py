@@ -1,10 +1,11 @@
 import pytest
 
+from tests.turns import in_turn
 from twofour.errors import PatternError
 from twofour.patterns import NM, PairedNM, parse
 
 
-@pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 2), (4, 8), (1, 4), (8, 16), (3, 7), (63, 64)])
+@in_turn(("n", "m"), [(2, 4), (1, 2), (4, 8), (1, 4), (8, 16), (3, 7), (63, 64)])
 def test_names_round_trip(n: int, m: int) -> None:
     pattern = parse(f"{n}:{m}")
     assert pattern == NM(n, m)
@@ -18,22 +19,20 @@ def test_pairs_round_trip() -> None:
     assert parse("4:8-pairs").name == "4:8-pairs"
 
 
-@pytest.mark.parametrize(
-    "text", ["", "2", "2:4:", "a:b", "2/4", "-2:4", "2.0:4", "2:4 pairs", "②:4", "٢:٤", "2:4\n1:2"]
-)
+@in_turn("text", ["", "2", "2:4:", "a:b", "2/4", "-2:4", "2.0:4", "2:4 pairs", "②:4", "٢:٤", "2:4\n1:2"])
 def test_what_is_no_pattern_is_refused(text: str) -> None:
     with pytest.raises(PatternError, match="not a sparsity pattern") as caught:
         parse(text)
     assert "wanted" in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["0:4", "4:4", "5:4", "2:65", "3:8-pairs", "4:4-pairs"])
+@in_turn("text", ["0:4", "4:4", "5:4", "2:65", "3:8-pairs", "4:4-pairs"])
 def test_impossible_patterns_are_refused(text: str) -> None:
     with pytest.raises(PatternError, match="impossible"):
         parse(text)
 
 
-@pytest.mark.parametrize(("n", "m"), [(4, 512), (0, 4), (4, 4), (-1, 4), (2, 65), (2.0, 4)])
+@in_turn(("n", "m"), [(4, 512), (0, 4), (4, 4), (-1, 4), (2, 65), (2.0, 4)])
 def test_impossible_patterns_cannot_be_built_either(n: int, m: int) -> None:
     with pytest.raises(PatternError, match=rf"the pattern '{n}:{m}' is impossible(.|\n)*1 <= N < M <= 64"):
         NM(n, m)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import threads
+from tests.turns import in_turn
 from twofour import masks, packing, patterns, prune
 from twofour.errors import PatternError
 from twofour.patterns import Transposable, parse, project_tiles_reference
@@ -36,8 +37,8 @@ def test_there_are_ninety_masks() -> None:
     assert len(EVERY) == 90
 
 
-@pytest.mark.parametrize("absolute", [False, True])
-@pytest.mark.parametrize("shape", [(4, 4), (8, 12), (4, 64), (12, 68), (8, 132), (20, 200)])
+@in_turn("absolute", [False, True])
+@in_turn("shape", [(4, 4), (8, 12), (4, 64), (12, 68), (8, 132), (20, 200)])
 def test_search_is_exact_on_every_isa(isa: str, shape: tuple[int, int], absolute: bool) -> None:
     generator = torch.Generator().manual_seed(shape[1])
     few = torch.randint(-3, 4, shape, generator=generator).float() * 0.5  # ties, and zeros of both signs
@@ -114,7 +115,7 @@ def test_a_pruned_weight_and_its_transpose_both_pack() -> None:
     assert PATTERN.check(weight).ok
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@in_turn("bad", [math.nan, math.inf, -math.inf])
 def test_non_finite_scores_are_refused_with_their_place(isa: str, bad: float) -> None:
     scores = torch.randn(4, 84)
     scores[3, 81] = bad

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.turns import in_turn
 from twofour.patterns import parse
 
 TEXTS = (
@@ -34,7 +34,7 @@ IMPLIED = {
 }
 
 
-@pytest.mark.parametrize(("narrow", "wide"), [(one, other) for one, wider in IMPLIED.items() for other in wider])
+@in_turn(("narrow", "wide"), [(one, other) for one, wider in IMPLIED.items() for other in wider])
 def test_a_narrower_pattern_implies_a_wider_one(narrow: str, wide: str) -> None:
     assert parse(narrow).within(parse(wide))
     assert narrow == wide or not parse(wide).within(parse(narrow))

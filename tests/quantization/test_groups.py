@@ -10,6 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import twofour
+from tests.turns import in_turn
 from twofour import export, masks, quantization
 from twofour.errors import FormatError, QuantizationError
 
@@ -27,7 +28,7 @@ KINDS = [("w1", "a2", 16, True), ("w1.58", "a8", 24, True), ("w4", None, 16, Tru
 KINDS += [("b3", "s4", 48, True), ("w2", None, 8, False), ("w3", "a4", None, False)]
 
 
-@pytest.mark.parametrize(("weights", "inputs", "group", "symmetric"), KINDS)
+@in_turn(("weights", "inputs", "group", "symmetric"), KINDS)
 def test_a_linear_is_its_formula_and_its_sums_are_exact(weights, inputs, group, symmetric) -> None:
     model, x = made(weights, inputs, group=group, symmetric=symmetric), torch.randn(2, 3, 48)
     layer, held = model[0], quantization.of(model)["0"]

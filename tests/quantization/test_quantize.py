@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import twofour
+from tests.turns import in_turn
 from twofour import masks, quantization
 from twofour.engines import onnxruntime
 from twofour.errors import DataError, QuantizationError
@@ -52,7 +53,7 @@ def error_of(model: nn.Module, other: nn.Module, x: torch.Tensor) -> float:
 PAIRS = sorted({(w, a) for w in WEIGHTS for a in INPUTS if w in ("w1", "w2") or a in ("a2", "b1")})
 
 
-@pytest.mark.parametrize(("weights", "activations"), PAIRS)
+@in_turn(("weights", "activations"), PAIRS)
 def test_the_answer_is_that_of_whole_numbers(weights: str, activations: str) -> None:
     x = torch.randn(3, 1, 8, 8)
     for data in (None, [torch.randn(8, 1, 8, 8)]):
@@ -190,8 +191,8 @@ def test_the_gradient_of_a_clipping_level_is_that_of_pact() -> None:
     torch.testing.assert_close(layer.input_step.grad * (2 * 3) ** 0.5, torch.tensor(3.0), atol=0.05, rtol=0)  # type: ignore[union-attr,operator]
 
 
-@pytest.mark.parametrize("inputs", INPUTS)
-@pytest.mark.parametrize("positive", [False, True])
+@in_turn("inputs", INPUTS)
+@in_turn("positive", [False, True])
 def test_ranges_that_are_found_cut_no_gradient(inputs: str, positive: bool) -> None:
     """The greatest input may round above the levels by half a level or a bit of float32: it is not clipped."""
     torch.manual_seed(0)
@@ -342,7 +343,7 @@ def test_a_nan_of_an_image_is_where_whole_numbers_have_it(data: bool, groups: in
     assert bool(whole[1].isnan().all()) != data  # of a static range the windows alone that meet it
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("weights", "activations", "said"),
     [
         ("w9", None, "width of weights is not known"), ("w0", None, "is not known"), ("a2", None, "is not known"),

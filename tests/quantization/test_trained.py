@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import twofour
+from tests.turns import in_turn
 from twofour import native, quantization
 from twofour.errors import QuantizationError
 from twofour.packing import encodings
@@ -92,8 +93,8 @@ def by_formula(layer: nn.Module, x: Tensor, upstream: Tensor) -> dict[str, Tenso
     return {"y": y.detach(), **{name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}}
 
 
-@pytest.mark.parametrize("kind", ["linear", "conv", "last"])
-@pytest.mark.parametrize(("weights", "activations", "learned"), CASES)
+@in_turn("kind", ["linear", "conv", "last"])
+@in_turn(("weights", "activations", "learned"), CASES)
 def test_gradients_are_those_of_the_formulas(kind: str, weights: str, activations: str | None, learned: bool) -> None:
     layer, x = layer_of(kind, weights, activations, learned)
     with torch.no_grad():

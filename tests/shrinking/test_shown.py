@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import twofour
 from tests.structure.shrink.networks import made
+from tests.turns import in_turn
 from twofour import shrinking
 from twofour.errors import DataError, ShrinkError
 from twofour.shrinking.report import Width
@@ -27,7 +28,7 @@ def apart(model: nn.Module, small: nn.Module, x: Tensor) -> float:
         return float((small(x) - want).norm() / want.norm())
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("data", "said"),
     [
         (torch.zeros(64, 16), "64 samples, all zero"),

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import twofour
 from tests.structure.shrink.networks import IMAGE, MobileNet, made
+from tests.turns import in_turn
 from twofour import calls, shrinking
 from twofour.calibration import Batch
 from twofour.errors import ShrinkError
@@ -42,7 +43,7 @@ def parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("name", "kind"),
     [(name, kind) for name in ("mobilenet", "densenet", "tagger", "gpt2") for kind in ("parameters", "macs")]
     + [("mobilenet", "bytes")],
@@ -251,13 +252,13 @@ def test_a_budget_that_cannot_be_met_says_the_least() -> None:
         twofour.shrink(nn.Linear(4, 4), torch.randn(2, 4), 0.5)
 
 
-@pytest.mark.parametrize("budget", [0, 1, -0.5, 2, True, None, "half", float("nan")])
+@in_turn("budget", [0, 1, -0.5, 2, True, None, "half", float("nan")])
 def test_impossible_budgets_are_refused(budget: Any) -> None:
     with pytest.raises(ShrinkError, match="the budget is impossible"):
         twofour.shrink(Wide(), ROWS[:2], budget)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     "call",
     [
         lambda: Budget(parameters=0.5, macs=0.5),

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 import twofour
 from tests.structure.network_plans import plan
+from tests.turns import in_turn
 from twofour.errors import LayerError, PatternError, PermutationError, RecipeError
 from twofour.measure.distance import largest_difference
 from twofour.structure import permutation
@@ -131,7 +132,7 @@ def test_a_model_that_rounds_much_is_no_false_alarm() -> None:
     assert report.error > 1e-5, "the float32 outputs differ by more than the tolerance"
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("old", "new", "wanted"),
     [
         ([2.0, 1.0], [2.0, 1.5], 0.25),

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import isa_levels, threads
+from tests.turns import in_turn
 from twofour import patterns
 from twofour.errors import PatternError
 from twofour.structure.permutation import reference, search, stripes
@@ -54,9 +55,7 @@ def test_the_reference_has_the_golden_figure(golden: torch.Tensor) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("pattern", "window", "escapes"), [("2:4", 8, 3), ("2:4", 12, 1), ("1:2", 4, 3), ("3:5", 10, 1)]
-)
+@in_turn(("pattern", "window", "escapes"), [("2:4", 8, 3), ("2:4", 12, 1), ("1:2", 4, 3), ("3:5", 10, 1)])
 def test_the_native_search_takes_every_step_of_the_reference(pattern: str, window: int, escapes: int, isa: str) -> None:
     """On whole numbers sums are exact in both."""
     nm = patterns.parse(pattern)
@@ -174,7 +173,7 @@ def test_magnitude_searches_by_absolute_values() -> None:
     assert torch.equal(search(weight, "2:4", absolute=True).order, search(weight.abs(), "2:4").order)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("scores", "pattern", "options", "message"),
     [
         (torch.randn(4, 8), "2:4", {}, "absolute=True"),

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.turns import in_turn
 from twofour import capture, layers
 from twofour.structure import coupling
 from twofour.structure.coupling import Coupling
@@ -150,7 +150,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Tensor, int]] = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@in_turn("name", MODELS)
 def test_random_orders_of_all_groups_change_nothing(name: str) -> None:
     torch.manual_seed(0)
     make, example, groups = MODELS[name]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.turns import in_turn
 from twofour.errors import PackingError
 from twofour.tensor_core import bits as of_bits
 from twofour.tensor_core.bits import (
@@ -39,7 +40,7 @@ def codes_of(bits: int, rows: int, k: int) -> torch.Tensor:
     return torch.randint(0, 1 << bits, (rows, k), dtype=torch.uint8, generator=torch.Generator().manual_seed(bits + k))
 
 
-@pytest.mark.parametrize("row", MMA_B1, ids=lambda row: row.name)
+@in_turn("row", MMA_B1, ids=lambda row: row.name)
 def test_lanes_hold_what_the_ptx_isa_says(row) -> None:
     """Element i of a lane by the text: conditions on i, threads 4 to a group."""
     words = row.k // 32
@@ -53,7 +54,7 @@ def test_lanes_hold_what_the_ptx_isa_says(row) -> None:
             assert of_b[i // 32] == b[group, thread + 4 * (i >= 32)]
 
 
-@pytest.mark.parametrize("row", MMA_B1, ids=lambda row: row.name)
+@in_turn("row", MMA_B1, ids=lambda row: row.name)
 def test_an_instruction_counts_the_ones_in_both_or_in_one(row) -> None:
     bits_a, bits_b = codes_of(1, row.m, row.k), codes_of(1, 8, row.k)
     a, b = planes_of(bits_a, 1, row.k)[0], planes_of(bits_b, 1, row.k)[0]

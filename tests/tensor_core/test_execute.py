@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.tensor_core.weights import FEW, SEEDS, numbers, sparse
+from tests.turns import in_turn
 from twofour.errors import PackingError
 from twofour.tensor_core import INSTRUCTIONS, MMA_SP, Instruction, Operand, execute, instruction
 from twofour.tensor_core.execute import ACCUMULATORS
@@ -131,7 +132,7 @@ def test_only_ordered_metadata_minds_the_order() -> None:
         execute(row, *spread, ordered=True)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("wgmma")])
+@in_turn("name", [name for name in NAMES if name.startswith("wgmma")])
 def test_wgmma_takes_a_from_registers_or_from_its_tile(name: str) -> None:
     row = instruction(name)
     operand = Operand.from_dense(sparse(row.a, row.m, row.k, 5), row.a)

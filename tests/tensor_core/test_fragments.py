@@ -6,6 +6,7 @@ from torch import Tensor
 
 from tests.tensor_core.cute import layouts
 from tests.tensor_core.weights import bits
+from tests.turns import in_turn
 from twofour.errors import PackingError
 from twofour.tensor_core import ELEMENTS, INSTRUCTIONS, MMA_SP, Instruction, instruction
 from twofour.tensor_core.fragments import (
@@ -25,7 +26,7 @@ from twofour.tensor_core.fragments import (
 )
 
 CUTE = layouts()
-ROWS = [pytest.param(row, id=name) for name, row in INSTRUCTIONS.items()]
+ROWS = list(INSTRUCTIONS.values())
 
 
 def flat(places: tuple[Tensor, Tensor], rows: int) -> Tensor:
@@ -41,7 +42,7 @@ def family(row: Instruction) -> str:
 KNOWN = [row for row in INSTRUCTIONS.values() if f"a.{family(row)}.{row.a.bits}" in CUTE and (row.m, row.k) != (16, 32)]
 
 
-@pytest.mark.parametrize("row", KNOWN, ids=lambda row: row.name)
+@in_turn("row", KNOWN, ids=lambda row: row.name)
 def test_a_is_where_cute_puts_it(row: Instruction) -> None:
     """For mma.sp CuTe's layout (of sm_120) names dense columns, two for every stored one."""
     offsets = CUTE[f"a.{family(row)}.{row.a.bits}"].offsets()
@@ -64,7 +65,7 @@ def test_c_of_wgmma_is_where_cute_puts_it(n: int) -> None:
     assert torch.equal(flat(c_places(row, n), 64), CUTE[f"c.wgmma.{n}"].offsets())
 
 
-@pytest.mark.parametrize("row", KNOWN, ids=lambda row: row.name)
+@in_turn("row", KNOWN, ids=lambda row: row.name)
 def test_metadata_is_where_cute_puts_it(row: Instruction) -> None:
     """CuTe gives every lane of four its dense elements; lanes that a selector leaves out hold copies."""
     offsets = CUTE[f"metadata.{family(row)}.{row.a.bits}"].offsets()[:, :: row.a.chunk]
@@ -73,7 +74,7 @@ def test_metadata_is_where_cute_puts_it(row: Instruction) -> None:
         assert torch.equal(rows + row.m * chunks * row.a.chunk, offsets[suppliers(row, selector)])
 
 
-@pytest.mark.parametrize("row", ROWS)
+@in_turn("row", ROWS)
 def test_every_map_is_one_to_one(row: Instruction) -> None:
     assert flat(a_places(row), row.m).flatten().sort().values.tolist() == list(range(row.m * row.k // 2))
     assert flat(code_places(row), row.m).flatten().sort().values.tolist() == list(range(row.m * row.chunks))
@@ -83,7 +84,7 @@ def test_every_map_is_one_to_one(row: Instruction) -> None:
         assert flat(b_places(row), row.k).flatten().sort().values.tolist() == list(range(row.k * 8))
 
 
-@pytest.mark.parametrize("row", ROWS)
+@in_turn("row", ROWS)
 def test_what_is_spread_comes_back(row: Instruction) -> None:
     generator = torch.Generator().manual_seed(0)
     a = bits(row.a, (3, row.m, row.k // 2), generator)
@@ -121,7 +122,7 @@ def test_metadata_of_m16n8k16_is_what_the_gpu_test_of_tvm_packs(name: str) -> No
     assert [int(word) & 0xFFFFFFFF for word in registers[:, 0]] == words
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.values[0] in MMA_SP])
+@in_turn("row", [row for row in ROWS if row in MMA_SP])
 def test_selectors_name_lanes_of_each_four(row: Instruction) -> None:
     named = [set((suppliers(row, selector) % 4).tolist()) for selector in range(row.selectors)]
     assert named == {1: [{0}, {1}, {2}, {3}], 2: [{0, 1}, {2, 3}], 4: [{0, 1, 2, 3}]}[row.holders]

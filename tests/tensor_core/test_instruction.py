@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.turns import in_turn
 from twofour.errors import PackingError
 from twofour.tensor_core import ELEMENTS, INSTRUCTIONS, MMA_SP, WGMMA_SP, instruction, widest
 from twofour.tensor_core.bits import MMA_B1
 from twofour.tensor_core.check import variants
 from twofour.tensor_core.instruction import CHECKED, CONFIRMED, DERIVED
 
-ROWS = [pytest.param(row, id=name) for name, row in INSTRUCTIONS.items()]
+ROWS = list(INSTRUCTIONS.values())
 
 
-@pytest.mark.parametrize("row", ROWS)
+@in_turn("row", ROWS)
 def test_registers_hold_every_element_and_every_code_once(row) -> None:
     assert row.a_registers * row.lanes * row.a.per_word == row.m * row.k // 2
     assert row.holders * row.lanes // 4 * 8 == row.m * row.chunks

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tensor_core.weights import FEW, NAMES, SEEDS, bits, sparse
+from tests.turns import in_turn
 from twofour.errors import PackingError
 from twofour.packing import pack
 from twofour.tensor_core import CODES, ELEMENTS, Operand
@@ -69,7 +70,7 @@ def test_padding_adds_zeros_only() -> None:
     assert operand.to_dense().count_nonzero() == dense.count_nonzero()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@in_turn("name", NAMES)
 def test_too_many_non_zeros_are_refused_with_their_place(name: str) -> None:
     kind = ELEMENTS[name]
     dense = torch.zeros(2, 3 * kind.chunk).to(kind.dtype)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.turns import in_turn
 from twofour import tensor_core
 from twofour.tensor_core import INSTRUCTIONS, instruction, sm80, sm90
 from twofour.tensor_core.fragments import suppliers
@@ -44,7 +45,7 @@ def test_all_figures_are_drawn_and_show_the_table(tmp_path: Path) -> None:
     assert f"{row.section}; {row.evidence}" in text
 
 
-@pytest.mark.parametrize("row", INSTRUCTIONS.values(), ids=lambda row: row.name)
+@in_turn("row", INSTRUCTIONS.values(), ids=lambda row: row.name)
 def test_the_page_says_of_each_instruction_what_the_table_says(row: tensor_core.Instruction) -> None:
     line = next(line for line in PAGE.splitlines() if line.startswith(f"| `{row.name}` |"))
     cells = [cell.strip() for cell in line.strip("|").split("|")]

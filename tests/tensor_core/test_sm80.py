@@ -10,6 +10,7 @@ from torch.sparse._semi_structured_conversions import (
 )
 
 from tests.tensor_core.weights import FEW, NAMES, SEEDS, sparse
+from tests.turns import in_turn
 from twofour.errors import PackingError
 from twofour.tensor_core import ELEMENTS, Operand, from_sm80, sm80, to_sm80, widest
 
@@ -66,7 +67,7 @@ def test_the_subclass_of_torch_takes_it() -> None:
     assert torch.equal(weight.to_dense(), dense)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@in_turn("name", NAMES)
 def test_what_torch_has_no_packer_for_says_so(name: str) -> None:
     wanted = "equal to torch's packer" if name in TORCH else "derived, unverified"
     assert sm80.evidence(name) == wanted

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.tensor_core.cute import FOLDER, layouts
 from tests.tensor_core.weights import FEW, SEEDS, sparse
+from tests.turns import in_turn
 from twofour.errors import PackingError
 from twofour.tensor_core import ELEMENTS, Operand, from_sm90, sm90, to_sm90, widest
 
@@ -19,7 +20,7 @@ NAMES = sorted(name for name in ELEMENTS if ELEMENTS[name].bits > 4)
 ATOMS = {name: layout for name, layout in layouts().items() if name.startswith("atom.")}
 
 
-@pytest.mark.parametrize("atom", ATOMS)
+@in_turn("atom", ATOMS)
 def test_each_code_stands_where_cute_puts_it(atom: str) -> None:
     """CuTe counts in dense elements; a byte holds two codes of `chunk` elements each."""
     _, name, tile = atom.split(".")

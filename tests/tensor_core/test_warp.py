@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tensor_core.weights import FEW, NAMES, SEEDS, sparse
+from tests.turns import in_turn
 from twofour.errors import PackingError
 from twofour.tensor_core import ELEMENTS, MMA_SP, WGMMA_SP, Instruction, Operand, instruction, to_warp
 from twofour.tensor_core.fragments import a_registers, metadata_registers, suppliers
@@ -63,7 +64,7 @@ def test_a_step_reads_only_the_lanes_its_selector_names() -> None:
     assert (metadata == metadata[0]).all()
 
 
-@pytest.mark.parametrize("row", WGMMA_SP, ids=lambda row: row.name)
+@in_turn("row", WGMMA_SP, ids=lambda row: row.name)
 def test_four_row_tiles_are_the_registers_of_a_warpgroup(row: Instruction) -> None:
     operand = Operand.from_dense(sparse(row.a, 64, row.k * row.selectors, 7), row.a)
     order = to_warp(operand)
@@ -76,7 +77,7 @@ def test_four_row_tiles_are_the_registers_of_a_warpgroup(row: Instruction) -> No
         assert torch.equal(order.metadata[:, 0].flatten()[named], metadata[named])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@in_turn("name", NAMES)
 def test_the_order_is_known_as_far_as_its_instruction(name: str) -> None:
     operand = Operand.from_dense(sparse(ELEMENTS[name], 16, 256, 0), name)
     assert to_warp(operand).evidence == to_warp(operand).instruction.evidence

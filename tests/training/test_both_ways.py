@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrize
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from tests.turns import in_turn
 from twofour import advise, check, compile, masks, patterns, prune
 from twofour.errors import CompileError, PatternError, TrainingError
 from twofour.kernels.nm_unbiased import nm_unbiased_reference
@@ -69,8 +70,8 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, count:
         optimizer.step()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("schedule", ["fixed", "every=3"])
+@in_turn("dtype", [torch.float32, torch.bfloat16])
+@in_turn("schedule", ["fixed", "every=3"])
 def test_forward_and_gradients_equal_float64_on_masked_weights(isa: str, dtype: torch.dtype, schedule: str) -> None:
     model = network(dtype)
     handle = attach(model, schedule=schedule)

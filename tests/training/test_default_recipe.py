@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.training.small import Noisy, accuracy, dense_model, noisy_loader, pair_of_models, recipe, same_state
+from tests.turns import in_turn
 from twofour import masks
 from twofour.errors import FormatError, LayerError, TrainingError
 from twofour.training import Taught, checkpoint, defaults, distilled, finetune, judge, train, trainee, warm_start
@@ -309,7 +310,7 @@ def test_one_batch_a_model_in_evaluation_mode_and_a_loader_without_a_length(capl
         assert "which all states have seen: held= takes others" in "".join(result.notes)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     "changes, words",
     [
         ({"loader": iter([(torch.zeros(2, 16), torch.zeros(2).long())])}, "walked only once"),
@@ -437,7 +438,7 @@ def test_the_folder_of_a_run_that_began_pruned_is_refused_before_pruning(tmp_pat
             (tmp_path / name).unlink()
 
 
-@pytest.mark.parametrize(
+@in_turn(
     "output, target, name",
     [
         (torch.randn(8, 4), torch.zeros(8, dtype=torch.long), "cross entropy"),

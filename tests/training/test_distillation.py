@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import twofour
+from tests.turns import in_turn
 from twofour.errors import TrainingError
 from twofour.training import Hidden, Taught, distilled
 from twofour.training.distillation import comparison
@@ -105,7 +106,7 @@ def test_another_model_teaches_and_one_teacher_is_enough() -> None:
         repeated(first, batches, teacher=first)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("answer", "target", "kind"),
     [
         (torch.randn(8, 4), torch.zeros(8, dtype=torch.long), "classes"),

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from tests.training.small import Noisy, noisy_loader, pair_of_models, recipe
+from tests.turns import in_turn
 from twofour import masks
 from twofour.errors import MaskError, TrainingError
 from twofour.training import finetune
@@ -68,7 +69,7 @@ def test_batches_that_are_no_pairs(batch):
     assert "pairs (input, target)" in refusal(model, [batch])
 
 
-@pytest.mark.parametrize(
+@in_turn(
     "changes, words",
     [
         ({"epochs": 0}, "`epochs` cannot be used\n"),

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import twofour
+from tests.turns import in_turn
 from twofour import export, masks, quantization, training
 from twofour.errors import FormatError, LayerError, PatternError, TrainingError
 from twofour.layers import CARRIED
@@ -100,7 +101,7 @@ def test_the_kernels_of_an_interrupted_run_come_back() -> None:
             second.load_state_dict(wrong)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     "attach",
     [
         lambda: sdgp.attach("m"),

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from tests.graph.algebra.cases import Of
+from tests.turns import in_turn
 from twofour.capture import capture
 from twofour.graph import CLOSE, Outcome, Program, rewrite
 
@@ -59,8 +60,8 @@ def masks(mask: Tensor, wide: Tensor) -> Tensor:
     return wide * wide + wide * wide.abs() + (mask + mask.flip(0))
 
 
-@pytest.mark.parametrize("function", [mixed, masks])
-@pytest.mark.parametrize("narrow", [torch.uint8, torch.int32, torch.bool])
+@in_turn("function", [mixed, masks])
+@in_turn("narrow", [torch.uint8, torch.int32, torch.bool])
 def test_integers_of_another_type_are_no_terms(function: Callable[..., Tensor], narrow: torch.dtype) -> None:
     most = {torch.uint8: 2**8, torch.int32: 2**31, torch.bool: 2}[narrow]
     inputs = torch.randint(most, (400, 16)).to(narrow), torch.randint(-5, 5, (400, 16))

@@ -2,11 +2,11 @@
 
 import math
 
-import pytest
 import torch
 from torch import Tensor
 
 from tests.graph.algebra.cases import CASES, LINEARS, Case, Of
+from tests.turns import in_turn
 from twofour.capture import capture
 from twofour.graph import ALL_RULES, CLOSE, EXACT, Outcome, Program, rewrite
 
@@ -37,7 +37,7 @@ def test_every_rule_has_a_case_and_a_name_of_its_own() -> None:
         assert rule.kind in (EXACT, CLOSE) and rule.domain and rule.bound and rule.saves, rule.name
 
 
-@pytest.mark.parametrize("name", CASES)
+@in_turn("name", CASES)
 def test_a_rule_keeps_its_error_and_saves_something(name: str) -> None:
     torch.manual_seed(0)
     case = CASES[name]
@@ -58,7 +58,7 @@ def test_a_rule_keeps_its_error_and_saves_something(name: str) -> None:
     assert bool((distance <= error + 4 * 2.0**-24 * want.abs() + 1e-38)[known].all()), distance.max()
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if RULES[name].kind == EXACT])
+@in_turn("name", [name for name in CASES if RULES[name].kind == EXACT])
 def test_an_exact_rule_makes_nothing_overflow_and_loses_no_nan(name: str) -> None:
     torch.manual_seed(1)
     case = CASES[name]
@@ -83,7 +83,7 @@ def test_an_exact_rule_makes_nothing_overflow_and_loses_no_nan(name: str) -> Non
             assert bool(found.isfinite()[want.isfinite()].all()), f"{strange} spreads"
 
 
-@pytest.mark.parametrize("name", CASES)
+@in_turn("name", CASES)
 def test_a_value_that_others_read_is_still_there(name: str) -> None:
     """Every input of the replaced node is given back too: nothing may be written over it or vanish."""
     torch.manual_seed(2)
@@ -100,7 +100,7 @@ def test_a_value_that_others_read_is_still_there(name: str) -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("name", LINEARS)
+@in_turn("name", LINEARS)
 def test_sealed_weights_are_not_merged(name: str) -> None:
     case = CASES[name]
     model, inputs = case.model(), case.values()
@@ -117,7 +117,7 @@ def test_sealed_weights_are_not_merged(name: str) -> None:
     torch.testing.assert_close(Program(graph.module)(*inputs)[0], model(*inputs), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", LINEARS)
+@in_turn("name", LINEARS)
 def test_sparse_weights_take_numbers_along_an_axis_alone(name: str) -> None:
     case = CASES[name]
     model, inputs = case.model(), case.values()
@@ -138,7 +138,7 @@ def test_sparse_weights_take_numbers_along_an_axis_alone(name: str) -> None:
     assert [node.meta["sealed"] for node in merged] == ["it is 2:4"] * scales, "what was scaled is sealed too"
 
 
-@pytest.mark.parametrize("name", LINEARS)
+@in_turn("name", LINEARS)
 def test_without_copies_no_weight_is_merged(name: str) -> None:
     case = CASES[name]
     graph = capture(case.model(), dict(zip("abc", case.values(), strict=False)), dynamic=False)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.graph.algebra.cases import Of
+from tests.turns import in_turn
 from twofour.capture import capture
 from twofour.graph import CLOSE, EXACT, Program, rewrite
 
@@ -57,7 +58,7 @@ def grown(seed: int, length: int = 16) -> nn.Module:
     return Of(run, 2, []).eval()
 
 
-@pytest.mark.parametrize("seed", range(30))
+@in_turn("seed", range(30))
 def test_random_graphs_answer_as_before(seed: int) -> None:
     torch.manual_seed(seed)
     kind = CLOSE if seed % 2 else EXACT

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from tests.graph.blocks.graphs import Grown, assert_same, fused
+from tests.turns import in_turn
 from twofour.errors import KernelError
 from twofour.graph.base import aten
 from twofour.graph.blocks.pointwise import POINTWISE, TRUTHS
@@ -97,7 +98,7 @@ def checked(target: Any, inputs: list[Tensor], args: tuple[Any, ...], kwargs: di
     assert_same(before, after, inputs, tolerance)
 
 
-@pytest.mark.parametrize("target", [one for one in POINTWISE if one is not aten.batch_norm.default], ids=str)
+@in_turn("target", [one for one in POINTWISE if one is not aten.batch_norm.default], ids=str)
 def test_every_element_wise_operator_is_torchs(target: Any) -> None:
     truths = target in FIRST or "logical" in str(target)
     for (args, kwargs), kind in itertools.product(ARGUMENTS.get(target, [((), {})]), range(4)):
@@ -132,9 +133,7 @@ def check_power_of_number(x: Tensor) -> None:
     assert_same(before, after, [x], 2e-2 if x.dtype is torch.bfloat16 else 2e-6)
 
 
-@pytest.mark.parametrize(
-    "target", [one for one in POINTWISE if tensors_of(one) == 1 and one is not aten.batch_norm.default], ids=str
-)
+@in_turn("target", [one for one in POINTWISE if tensors_of(one) == 1 and one is not aten.batch_norm.default], ids=str)
 def test_special_values_are_torchs(target: Any) -> None:
     if target in MASKED or target in FIRST or target in (aten.pow.Scalar, aten.clamp.Tensor):
         return
@@ -144,8 +143,8 @@ def test_special_values_are_torchs(target: Any) -> None:
         checked(target, [x], args, kwargs, 2e-6)
 
 
-@pytest.mark.parametrize("other", [1.5, -torch.inf, torch.nan])
-@pytest.mark.parametrize("target", ["maximum", "minimum", "add", "mul", "div", "pow", "lt", "eq", "where"])
+@in_turn("other", [1.5, -torch.inf, torch.nan])
+@in_turn("target", ["maximum", "minimum", "add", "mul", "div", "pow", "lt", "eq", "where"])
 def test_special_values_of_two_operands_are_torchs(target: str, other: float) -> None:
     x = torch.tensor(SPECIAL)
     y = torch.full_like(x, other)
@@ -171,8 +170,8 @@ ROW_ARGUMENTS: dict[Any, list[tuple[Any, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("target", [*REDUCTIONS, *WHOLE_ROWS], ids=str)
-@pytest.mark.parametrize("shape", [(3, 5, 7), (2, 1, 33), (1, 4, 1100)])
+@in_turn("target", [*REDUCTIONS, *WHOLE_ROWS], ids=str)
+@in_turn("shape", [(3, 5, 7), (2, 1, 33), (1, 4, 1100)])
 def test_every_reduction_is_torchs(target: Any, shape: tuple[int, ...]) -> None:
     if "pool" in str(target):
         ROW_ARGUMENTS[target] = [([1] * int(str(target)[-10]),)]
@@ -227,8 +226,8 @@ def test_other_types_stay_alone(kind: torch.dtype) -> None:
     assert_same(before, after, made.inputs)
 
 
-@pytest.mark.parametrize("ndim", [2, 3, 4])
-@pytest.mark.parametrize("affine", [False, True])
+@in_turn("ndim", [2, 3, 4])
+@in_turn("affine", [False, True])
 def test_batch_norm_by_the_statistics_of_training(ndim: int, affine: bool) -> None:
     made = Grown()
     x = made.input(torch.randn((2, 5, 3, 4)[:ndim]))
@@ -290,8 +289,8 @@ def turned(made: Grown, x: fx.Node) -> fx.Node:
     return made.call(aten.stack.default, [made.call(aten.neg.default, odd), even], -1)
 
 
-@pytest.mark.parametrize("width", [6, 20, 64])
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@in_turn("width", [6, 20, 64])
+@in_turn("kind", [torch.float32, torch.bfloat16])
 def test_rotary_positions_of_pairs_are_one_block(width: int, kind: torch.dtype) -> None:
     """Angles are repeated for both numbers of a pair; the stacked pairs are read under another shape."""
     made = Grown()

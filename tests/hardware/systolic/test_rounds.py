@@ -1,8 +1,8 @@
 """Fetches are counted without following each: against loops that do."""
 
 import numpy as np
-import pytest
 
+from tests.turns import in_turn
 from twofour.hardware.systolic.memory import LATENCY, Ahead, _Window
 from twofour.hardware.systolic.waiting import _late
 
@@ -23,7 +23,7 @@ def test_waits_of_many_fetches_are_those_of_one_after_the_other() -> None:
         assert _late(read, cycle, before, fetches) == followed(read, cycle, before, fetches)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@in_turn("seed", range(20))
 def test_a_window_turns_as_often_as_it_would_step_by_step(seed: int) -> None:
     draw = np.random.default_rng(seed)
     space, total = 300, int(draw.integers(100, 700))

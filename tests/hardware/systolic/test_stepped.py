@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.turns import in_turn
 from twofour.errors import HardwareError
 from twofour.hardware.systolic import (
     DATAFLOWS,
@@ -99,8 +100,8 @@ def test_a_closed_form_is_one_rounding_of_the_groups():
     assert [kept_reduction(k, 2, 4) for k in range(1, 11)] == [1, 2, 2, 2, 3, 4, 4, 4, 5, 6]
 
 
-@pytest.mark.parametrize("dataflow", DATAFLOWS)
-@pytest.mark.parametrize("representation", [None, "csr"])
+@in_turn("dataflow", DATAFLOWS)
+@in_turn("representation", [None, "csr"])
 def test_layers_step_as_their_products(dataflow: str, representation: str | None):
     chosen = Settings("run", SystolicArray(4, 4, dataflow), (1, 1, 1), (0, 0, 0), None, representation, None, 0)
     layer = Layer("conv", 7, 6, 3, 2, 3, 5, 2, 2, 4)
@@ -121,8 +122,8 @@ def test_refusals():
             SystolicArray(*sizes)
 
 
-@pytest.mark.parametrize("size", [0, -1, 4.5, float("nan"), True, "8", None, [4, 0], [[1], [1, 2]], np.array([2.5])])
-@pytest.mark.parametrize("name", ["m", "n", "k"])
+@in_turn("size", [0, -1, 4.5, float("nan"), True, "8", None, [4, 0], [[1], [1, 2]], np.array([2.5])])
+@in_turn("name", ["m", "n", "k"])
 def test_impossible_sizes_have_no_cycles(name: str, size: Any):
     for count in (cycles, utilisation):
         with pytest.raises(HardwareError, match="cannot have this size") as error:
@@ -130,7 +131,7 @@ def test_impossible_sizes_have_no_cycles(name: str, size: Any):
         assert f"{name}=" in str(error.value) and "whole numbers from 1" in str(error.value)
 
 
-@pytest.mark.parametrize("ratio", [(5, 4), (0, 4), (2, None), (None, 4), (2, 1), (-1, 4), (1.5, 4), (True, 4)])
+@in_turn("ratio", [(5, 4), (0, 4), (2, None), (None, 4), (2, 1), (-1, 4), (1.5, 4), (True, 4)])
 def test_impossible_ratios_have_no_cycles(ratio: Any):
     for count in (cycles, utilisation):
         with pytest.raises(HardwareError, match="cannot be sparse in this way"):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.turns import in_turn
 from twofour.errors import HardwareError
 from twofour.hardware.systolic import SystolicArray, cycles, step
 from twofour.hardware.versagnn import MODES, Counts, Energy, Engine, Sparse, Work, counts, step_slots, strassen
@@ -101,7 +102,7 @@ def test_refusals():
         counts(4, 4, 4, -1)
 
 
-@pytest.mark.parametrize("levels", [20, 10**9, 1.5, True, None, float("nan")])
+@in_turn("levels", [20, 10**9, 1.5, True, None, float("nan")])
 def test_levels_that_only_add_zeros_are_refused(levels):
     for call in (counts, Engine().transform):
         with pytest.raises(HardwareError, match="cannot halve 2708 x 7 x 16 so often") as error:

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.turns import in_turn
 from twofour.errors import HardwareError
 from twofour.hardware.systolic import SystolicArray
 from twofour.hardware.versagnn import (
@@ -80,8 +81,8 @@ def test_graphs():
         gcn_graph(2, edges)
 
 
-@pytest.mark.parametrize("build", [gcn_graph, mean_graph, gin_graph])
-@pytest.mark.parametrize(
+@in_turn("build", [gcn_graph, mean_graph, gin_graph])
+@in_turn(
     ("nodes", "edges", "said"),
     [
         (3, np.zeros((3, 5), int), "shape (3, 5)"),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import twofour
 from tests.structure.shrink.networks import IMAGE, NETWORKS, TRANSFORMERS, Squeeze, Wide, made
+from tests.turns import in_turn
 from twofour import calls
 from twofour.errors import ShrinkError
 from twofour.shrinking.budget import Budget, Prices
@@ -73,7 +74,7 @@ def require_masked_equals_small(
         assert after < before
 
 
-@pytest.mark.parametrize("name", [*NETWORKS, *TRANSFORMERS])
+@in_turn("name", [*NETWORKS, *TRANSFORMERS])
 def test_the_small_model_computes_what_the_masked_one_does(name: str) -> None:
     if name in TRANSFORMERS:
         pytest.importorskip("transformers", reason="needs the extra [text]")
@@ -265,7 +266,7 @@ def test_what_cannot_be_run_or_traced_is_refused() -> None:
         shrink.channels(Branch(4, 4), torch.ones(2, 4))
 
 
-@pytest.mark.parametrize("kept", [[], [16], [-1], [0.5], [True, False], torch.zeros(16, dtype=torch.bool), [[1]]])
+@in_turn("kept", [[], [16], [-1], [0.5], [True, False], torch.zeros(16, dtype=torch.bool), [[1]]])
 def test_impossible_choices_are_refused(kept: Any) -> None:
     model, example = made("squeeze")
     found = shrink.channels(model, example)

@@ -12,6 +12,7 @@ from torch import nn
 
 import twofour
 from tests.structure.shrink.networks import IMAGE, made
+from tests.turns import in_turn
 from twofour import masks, pruning
 from twofour.errors import ShrinkError
 from twofour.structure import shrink
@@ -44,7 +45,7 @@ def test_positions_come_back(chosen: set[int]) -> None:
     assert numbers(runs(kept), 41) == kept
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("change", "message"),
     [
         ({"version": 2}, "another version"),
@@ -76,7 +77,7 @@ def test_malformed_plans_are_refused(change: dict[str, Any], message: str) -> No
         Cut.from_dict({**PLAN.to_dict(), **change})
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("make", "message"),
     [
         (lambda: AxisCut(8, (3, 1), PLACES), "positions"),
@@ -135,7 +136,7 @@ def test_what_is_no_json_is_refused() -> None:
             Cut.from_text(text)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("plan", "name", "message"),
     [
         (Cut((AxisCut(16, (0,), (("gone.weight", 0),)),)), "gone.weight", "which the model lacks"),

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from tests.turns import in_turn
 from twofour.errors import TrainingError
 from twofour.layers import CARRIED
 from twofour.training import sdgp
@@ -49,8 +50,8 @@ def chosen(layer: nn.Module, dz: Tensor) -> Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-@pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("mode", MODES)
+@in_turn("name", LAYERS)
+@in_turn("mode", MODES)
 def test_gradients_against_float64(name: str, mode: str) -> None:
     make, shape = LAYERS[name]
     torch.manual_seed(0)
@@ -70,8 +71,8 @@ def test_gradients_against_float64(name: str, mode: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-@pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("mode", MODES)
+@in_turn("name", LAYERS)
+@in_turn("mode", MODES)
 def test_keeping_everything_is_autograd(name: str, mode: str) -> None:
     make, shape = LAYERS[name]
     layer, x = make(), torch.randn(shape)
@@ -188,9 +189,9 @@ def test_a_second_derivative_is_refused(kind: nn.Module) -> None:
     assert "skip" in str(error.value)
 
 
-@pytest.mark.parametrize("kind", [nn.Linear(8, 16), nn.Conv2d(8, 16, 3)])
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("learns", [False, True])
+@in_turn("kind", [nn.Linear(8, 16), nn.Conv2d(8, 16, 3)])
+@in_turn("autocast", [False, True])
+@in_turn("learns", [False, True])
 def test_no_more_is_saved_than_by_the_dense_layer(kind: nn.Module, autocast: bool, learns: bool) -> None:
     kind = copy.deepcopy(kind).requires_grad_(learns)
     x = torch.randn((64, 8) if isinstance(kind, nn.Linear) else (2, 8, 9, 9), requires_grad=True)

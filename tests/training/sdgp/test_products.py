@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tests.conftest import threads
 from tests.training.sdgp.test_layers import chosen, gradients
+from tests.turns import in_turn
 from twofour.errors import TrainingError
 from twofour.kernels.nm_gradient import packed_bytes
 from twofour.layers import CARRIED
@@ -64,9 +65,9 @@ def against_float64(layer: nn.Module, x: Tensor, dz: Tensor, left: Tensor) -> No
         torch.testing.assert_close(got, want.float(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("product", PRODUCTS)
+@in_turn("name", LAYERS)
+@in_turn("mode", MODES)
+@in_turn("product", PRODUCTS)
 def test_gradients_against_float64_with_the_same_mask(every_size: None, name: str, mode: str, product: str) -> None:
     layer, x, dz = case(name)
     handle = attached(layer, mode=mode, product=product, seed=3)
@@ -76,8 +77,8 @@ def test_gradients_against_float64_with_the_same_mask(every_size: None, name: st
     assert plan.tokens == dz.numel() // (16 if " x " in name else dz.shape[-1])
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["linear, samples", "3 x 2, strided, dilated"])
+@in_turn("mode", MODES)
+@in_turn("name", ["linear, samples", "3 x 2, strided, dilated"])
 def test_every_instruction_set_multiplies_the_same_choice(isa: str, name: str, mode: str) -> None:
     layer, x, dz = case(name)
     attached(layer, mode=mode, product="sparse", seed=3)
@@ -325,9 +326,9 @@ def step(model: nn.Module, x: Tensor) -> list[Tensor]:
     return [x.grad, *(p.grad for p in model.parameters())]  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize("product", ["sparse", "dense"])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@in_turn("product", ["sparse", "dense"])
+@in_turn("mode", MODES)
+@in_turn("activation", ACTIVATIONS)
 def test_an_activation_prunes_what_the_layer_would_have(
     every_size: None, activation: str, mode: str, product: str
 ) -> None:

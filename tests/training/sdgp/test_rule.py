@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.turns import in_turn
 from twofour.errors import PatternError
 from twofour.patterns import NM, VNM
 from twofour.training.sdgp import MODES, Rule, pruned
@@ -48,8 +49,8 @@ def test_magnitude_by_hand_lowest_index_first() -> None:
     assert pruned(g, Rule(2, 4, "magnitude")).tolist() == [[[0, -3.0, 2.0, 0, -2.0, 2.0, 0, 0, 0.5]]]
 
 
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("mode", MODES)
+@in_turn("memory_format", [torch.contiguous_format, torch.channels_last])
+@in_turn("mode", MODES)
 def test_the_memory_format_decides_nothing_and_is_kept(mode: str, memory_format: torch.memory_format) -> None:
     g = gradient(3, 12, 5, 4)
     plain = pruned(g.movedim(1, -1).flatten(1, 2).contiguous(), Rule(2, 4, mode), generator=generator())

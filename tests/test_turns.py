@@ -1,0 +1,81 @@
+"""Cases that run in turn: each is run, those that failed are named, and the items of pytest stay few."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+
+import pytest
+
+from tests import turns
+from tests.turns import in_turn
+
+MOST = 9_000
+"""Items of `make test` and `make test-long`: each takes five milliseconds beside its work, one of eighteen thousand
+took a minute and a half."""
+
+
+@pytest.mark.skipif(turns.SPREAD, reason="every case is an item")
+def test_items_stay_few(request: pytest.FixtureRequest) -> None:
+    items = request.session.items
+    most = Counter(item.nodeid.partition("[")[0] for item in items).most_common(10)
+    assert len(items) <= MOST, f"{len(items)} items: run cases in turn (tests/turns.py), those of {most} for example"
+
+
+@pytest.fixture
+def in_one_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "SPREAD", False)
+
+
+def test_every_case_is_run_and_those_that_failed_are_named(in_one_item: None) -> None:
+    ran: list[tuple[int, str]] = []
+
+    @in_turn("number", [1, 2, 3])
+    @in_turn(("letter", "word"), [("x", "ab"), ("y", "cd")])
+    def test(number: int, letter: str, word: str, fixture: str) -> None:
+        ran.append((number, letter))
+        assert fixture == "given"
+        if letter == "y" and number > 1:
+            with pytest.raises(ValueError, match=word):
+                pass
+
+    assert list(inspect.signature(test).parameters) == ["fixture"]
+    with pytest.raises(BaseExceptionGroup, match="2 of 3 cases failed") as failed:
+        test(fixture="given")
+    assert ran == [(number, letter) for number in (1, 2, 3) for letter in "xy"]
+    notes = [error.__notes__ for error in failed.value.exceptions]
+    assert notes == [["the case letter=y, word=cd", f"the case number={number}"] for number in (2, 3)]
+
+
+def test_one_failure_is_raised_as_it_is(in_one_item: None) -> None:
+    @in_turn("kind", [int, float])
+    def test(kind: type) -> None:
+        assert kind is int
+
+    with pytest.raises(AssertionError) as failed:
+        test()
+    assert failed.value.__notes__ == ["the case kind=float"]
+
+
+def test_it_is_skipped_where_every_case_was(in_one_item: None) -> None:
+    @in_turn("value", [1, 2])
+    def test(value: int, most: int) -> None:
+        if value > most:
+            pytest.skip("large")
+
+    test(most=1)
+    with pytest.raises(pytest.skip.Exception, match="large"):
+        test(most=0)
+
+
+def test_names_and_marks_that_no_item_could_have_are_refused(in_one_item: None) -> None:
+    with pytest.raises(AssertionError, match="does not take"):
+        in_turn("other", [1])(lambda value: None)
+    with pytest.raises(AssertionError, match="use parametrize"):
+        in_turn("value", [pytest.param(1, marks=pytest.mark.long)])
+
+
+def test_spread_makes_an_item_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "SPREAD", True)
+    mark = in_turn("value", [1, 2], ids=str)
+    assert mark.args == ("value", [1, 2]) and mark.kwargs == {"ids": str}
