@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -206,12 +207,17 @@ def times_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("times")
 
 
+_of_benchmarks: dict[str, ModuleType] = {}
+"""Modules of the benchmarks by name: imported once, and found by the tests that ask for the folder alone."""
+
+
 @pytest.fixture
 def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of the benchmarks, imported from as `python benchmarks/run.py` does."""
     folder = Path(__file__).resolve().parent.parent / "benchmarks"
     monkeypatch.syspath_prepend(str(folder))
+    sys.modules.update(_of_benchmarks)
     yield folder
     made = {path.stem for path in folder.glob("*.py")} | {"cases", "models"}
     for name in [name for name in sys.modules if name.split(".")[0] in made]:
-        del sys.modules[name]
+        _of_benchmarks[name] = sys.modules.pop(name)

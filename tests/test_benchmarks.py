@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from typer.testing import CliRunner
 
 import twofour
 from twofour import checker, measure, patterns
@@ -36,6 +37,16 @@ def suite(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
+def here(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run the suite inside this process, which has imported torch already; the fixture `benchmarks` finds it."""
+    from run import app
+
+    done = CliRunner().invoke(app, list(words))
+    return subprocess.CompletedProcess(
+        words, done.exit_code, done.stdout, f"{done.stderr}{done.exception!r} {done.exception}"
+    )
+
+
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.txt"
@@ -43,10 +54,10 @@ def tiny(tmp_path: Path) -> Path:
     return path
 
 
-def test_linear_writes_records_and_a_table(tiny: Path, tmp_path: Path):
+def test_linear_writes_records_and_a_table(tiny: Path, tmp_path: Path, benchmarks: Path):
     out = tmp_path / "r.json"
     words = ("linear", "--shapes", str(tiny), "--threads", "1", "--tokens", "1,4", "--hot", "--seconds", "0.02")
-    done = suite(*words, "--json", str(out))
+    done = here(*words, "--json", str(out))
     assert done.returncode == 0, done.stderr
     assert "float32, 1 thread, weights hot: best dense / best 2:4" in done.stdout
     assert "geomean" in done.stdout and "torch" in done.stdout
@@ -60,7 +71,7 @@ def test_linear_writes_records_and_a_table(tiny: Path, tmp_path: Path):
         assert (record.clock, record.threads, record.weights) == ("thread", 1, "hot")
         assert record.machine["cpu"] and record.noise is not None
     before = [record.created for record in found]
-    again = suite(*words, "--json", str(out), "--resume")
+    again = here(*words, "--json", str(out), "--resume")
     assert again.returncode == 0 and [record.created for record in measure.load(out)] == before
 
 
@@ -150,9 +161,9 @@ def test_bits_refuses_sizes_and_widths_that_are_none(cases, sizes: list[str], wi
         cases["bits"].cells(sizes, widths)
 
 
-def test_mask_writes_records(tiny: Path, tmp_path: Path):
+def test_mask_writes_records(tiny: Path, tmp_path: Path, benchmarks: Path):
     out = tmp_path / "m.json"
-    done = suite("mask", "--shapes", str(tiny), "--threads", "1,2", "--seconds", "0.02", "--json", str(out))
+    done = here("mask", "--shapes", str(tiny), "--threads", "1,2", "--seconds", "0.02", "--json", str(out))
     assert done.returncode == 0, done.stderr
     for column in ("mask/copy", "compress/copy", "mask/clone", "compress/clone", "topk/mask"):
         assert column in done.stdout

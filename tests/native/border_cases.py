@@ -1,11 +1,13 @@
 """The child of test_border: each row of each native operation, its tensors replaced by what no kernel reads.
 
-One process imports torch, on one thread, and forks for every row: a crash ends that child alone and is named.
+One process imports torch, on one thread, and forks for every sixteen calls: a crash ends that child, whose last line
+names the call. A fork copies the tables of all of torch's memory, which takes longer than a call's refusals.
 Prints how many calls and how many refusals there were.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import warnings
@@ -435,6 +437,10 @@ def calls(scale: int = 1) -> Iterator[tuple[Callable[..., Any], list[Any]]]:
                 yield function, arguments
 
 
+EACH = 16
+"""Calls of one child."""
+
+
 def refusals(function: Callable[..., Any], arguments: list[Any]) -> int:
     """Return how many bad operands the call refused; ends the process where one was taken."""
     assert function(*arguments) is not False or function.__name__ == "nm_mask", "the call itself is refused"
@@ -443,7 +449,7 @@ def refusals(function: Callable[..., Any], arguments: list[Any]) -> int:
         if not isinstance(given, Tensor):
             continue
         for kind, make in (BAD | ODD).items():
-            print(f"{function.__name__}, argument {place}, {kind}", file=sys.stderr, flush=True)
+            print(f"{named(function, arguments)}, argument {place}, {kind}", file=sys.stderr, flush=True)
             bad = make(given)
             try:
                 taken = function(*arguments[:place], bad, *arguments[place + 1 :]) is not False
@@ -459,25 +465,31 @@ def refusals(function: Callable[..., Any], arguments: list[Any]) -> int:
     return count
 
 
+def named(function: Callable[..., Any], arguments: list[Any]) -> str:
+    """Return what a call is called: the function and its row."""
+    return f"{function.__name__} {arguments[0] if isinstance(arguments[0], int) else ''}"
+
+
 def main() -> None:
-    """Fork for every call."""
+    """Fork for every few calls."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     for make in BAD.values():
         make(torch.zeros(2, 2))  # what their first use imports is imported once
     called = total = 0
-    for function, arguments in calls():
-        called += 1
+    every = calls()
+    while few := list(itertools.islice(every, EACH)):
+        called += len(few)
         reading, writing = os.pipe()
         if (child := os.fork()) == 0:
-            os.write(writing, str(refusals(function, arguments)).encode())
+            os.write(writing, str(sum(refusals(*one) for one in few)).encode())
             os._exit(0)
         os.close(writing)
         status = os.waitpid(child, 0)[1]
         found = os.read(reading, 100)
         os.close(reading)
         if status != 0 or not found:
-            sys.exit(f"{function.__name__} {arguments[0] if isinstance(arguments[0], int) else ''} ended with {status}")
+            sys.exit(f"a child of {named(*few[0])} to {named(*few[-1])} ended with {status}")
         total += int(found)
     print(called, total)
 
