@@ -7,6 +7,12 @@ namespace twofour {
 
 int64_t TWOFOUR_WORKSPACE_HERE(nm_matmul_2x4_int8_rows)(const Matmul& a) { return row_octets_workspace<OctetLanes>(a); }
 void TWOFOUR_HERE(nm_matmul_2x4_int8_rows)(const Matmul& a) { row_octets<OctetLanes>(a); }
+#if defined(TWOFOUR_SET_avx2)
+int64_t TWOFOUR_WORKSPACE_HERE(nm_matmul_2x4_int8_rows_stream)(const Matmul& a) {
+  return row_octets_workspace<OctetLanes>(a);
+}
+void TWOFOUR_HERE(nm_matmul_2x4_int8_rows_stream)(const Matmul& a) { row_octets<OctetLanes, FetchNone>(a); }
+#endif
 
 // Rows of window_conv/window_conv.inc: the same loops on other tokens.
 int64_t TWOFOUR_WORKSPACE_HERE(window_conv_2x4_int8)(const WindowConv& c) {

@@ -18,7 +18,7 @@
 
 namespace {
 
-constexpr int64_t kOctetFar = 16384, kOctetNear = 2048;  // prefetch distances, as in f32/row_blocks.h
+using FetchOctets = FetchNearAndFar<2048>;  // as f32/row_blocks.h
 constexpr int64_t kOctetPass = 512 * 1024;  // bytes of activations per pass over the weights: half of a small L2
 constexpr int64_t kOctetWeights = 1024 * 1024;    // weights up to this size are read once per piece of tokens instead
 
@@ -45,53 +45,50 @@ inline WholeRows octet_head(const Matmul& a) {
 inline int64_t octet_tiles(const Matmul& a) { return (a.in_features + kRowTile - 1) / kRowTile; }
 
 // Rows [row, row + 16 * Halves) of T tokens from `first` on.
-template <class V, int T, int Halves>
+template <class V, class Fetch, int T, int Halves>
 TWOFOUR_INLINE void octet_unit(const WindowCall& a, const uint8_t* unit, const uint8_t* x, const Range* ranges,
                                int64_t first, int64_t row) {
-  constexpr int vectors = Halves * (kRowUnit / V::width);
-  constexpr int Sets = octet_sets<V>(vectors * T);
-  typename V::ints acc[Sets][vectors][T];
-  TWOFOUR_UNROLL
-  for (int s = 0; s < Sets; s++) {
+  constexpr int strips = Fetch::in_order ? Halves : 1;  // of rows that are read one after the other
+  constexpr int vectors = Halves / strips * (kRowUnit / V::width);
+  constexpr int Sets = octet_sets<V>(strips * vectors * T);
+  typename V::ints acc[strips][Sets][vectors][T] = {};
+  for (int64_t k = octet_tiles(a); k > 0; k--, unit += 2 * kOctetHalfBytes, x += kRowTile * T) {
     TWOFOUR_UNROLL
-    for (int v = 0; v < vectors; v++) {
-      TWOFOUR_UNROLL
-      for (int t = 0; t < T; t++) acc[s][v][t] = typename V::ints{};
-    }
+    for (int s = 0; s < strips; s++)
+      add_octets<V, T, Halves / strips, Sets>(
+          unit + s * kOctetHalfBytes, [&](int t, int o) TWOFOUR_INLINED { return x + (o * T + t) * 8; },
+          [](const uint8_t* line) TWOFOUR_INLINED { Fetch::template fetch<V>(line, 0); }, acc[s]);
   }
-  for (int64_t k = octet_tiles(a); k > 0; k--, unit += 2 * kOctetHalfBytes, x += kRowTile * T)
-    add_octets<V, T, Halves, Sets>(
-        unit, [&](int t, int o) TWOFOUR_INLINED { return x + (o * T + t) * 8; },
-        [](const uint8_t* line) TWOFOUR_INLINED { V::prefetch(line, kOctetNear, kOctetFar); }, acc);
-  alignas(64) int32_t sums[vectors * T * V::width];
+  alignas(64) int32_t sums[strips * vectors * T * V::width];
   TWOFOUR_UNROLL
-  for (int v = 0; v < vectors; v++) {
+  for (int i = 0; i < strips * vectors; i++) {
     TWOFOUR_UNROLL
     for (int t = 0; t < T; t++) {
-      typename V::ints sum = acc[0][v][t];
+      typename V::ints sum = acc[i / vectors][0][i % vectors][t];
       TWOFOUR_UNROLL
-      for (int s = 1; s < Sets; s++) sum = V::add(sum, acc[s][v][t]);
-      V::store_ints(sums + (v * T + t) * V::width, sum);
+      for (int s = 1; s < Sets; s++) sum = V::add(sum, acc[i / vectors][s][i % vectors][t]);
+      V::store_ints(sums + (i * T + t) * V::width, sum);
     }
   }
-  finish_windows<V>(a, octet_head(a), sums, vectors, T, ranges, first, T, row, a.out_features);
+  finish_windows<V>(a, octet_head(a), sums, strips * vectors, T, ranges, first, T, row, a.out_features);
 }
 
 // All rows of one unit of 32 for T tokens.
-template <class V, int T>
+template <class V, class Fetch, int T>
 TWOFOUR_NOINLINE void octet_rows(const WindowCall& a, const uint8_t* unit, const uint8_t* x, const Range* ranges,
                                  int64_t first, int64_t row) {
+  constexpr int Halves = Fetch::in_order ? 2 : kRowHalves<V>;
   expect_answers<T>(a, first, row);
-  for (int h = 0; h < 2; h += kRowHalves<V>)
-    octet_unit<V, T, kRowHalves<V>>(a, unit + h * kOctetHalfBytes, x, ranges, first, row + h * kRowUnit);
+  for (int h = 0; h < 2; h += Halves)
+    octet_unit<V, Fetch, T, Halves>(a, unit + h * kOctetHalfBytes, x, ranges, first, row + h * kRowUnit);
 }
 
 // The same for `tokens` <= T.
-template <class V, int T>
+template <class V, class Fetch, int T>
 void octet_rows_of(int64_t tokens, const WindowCall& a, const uint8_t* unit, const uint8_t* x, const Range* ranges,
                    int64_t first, int64_t row) {
-  if (tokens == T) return octet_rows<V, T>(a, unit, x, ranges, first, row);
-  if constexpr (T > 1) octet_rows_of<V, T - 1>(tokens, a, unit, x, ranges, first, row);
+  if (tokens == T) return octet_rows<V, Fetch, T>(a, unit, x, ranges, first, row);
+  if constexpr (T > 1) octet_rows_of<V, Fetch, T - 1>(tokens, a, unit, x, ranges, first, row);
 }
 
 // Passes of tokens whose activations fit kOctetPass; each pass in pieces of nearly equal size, at most kRowTokens<V>.
@@ -172,7 +169,7 @@ int64_t row_octets_workspace(const Matmul& a, const Windows* windows = nullptr) 
   return a.tokens > 0 ? OctetPlan<V>(a).bytes() + ByteImages<V>(a, windows).size() : 0;
 }
 
-template <class V>
+template <class V, class Fetch = FetchOctets>
 void row_octets(const Matmul& given, const Windows* windows = nullptr) {
   if (given.tokens <= 0) return;
   const ByteImages<V> images(given, windows);
@@ -197,7 +194,7 @@ void row_octets(const Matmul& given, const Windows* windows = nullptr) {
       team.barrier();
       const auto product = [&](int64_t u, int64_t p) {
         const int64_t first = piece_first(p, pieces, count), tokens = piece_first(p + 1, pieces, count) - first;
-        octet_rows_of<V, kRowTokens<V>>(tokens, a, units + u * unit_bytes, x + first * plan.row_bytes, ranges,
+        octet_rows_of<V, Fetch, kRowTokens<V>>(tokens, a, units + u * unit_bytes, x + first * plan.row_bytes, ranges,
                                         pass + first, u * 2 * kRowUnit);
       };
       if ((u1 - u0) * unit_bytes <= kOctetWeights) {  // they stay in L2, and whole rows of y are written in order
