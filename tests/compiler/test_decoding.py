@@ -471,7 +471,7 @@ LAST[1, -1] = 0
 AT = torch.full((2, 1), 9)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("given", "by"),
     [
         ({"attention_mask": MASK, "position_ids": AT}, ["_stepped", "_stepped"]),  # the second call sees all again
