@@ -19,10 +19,16 @@ def stage(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Every node of a file, which is parsed once."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def imports(path: Path) -> set[str]:
     """Stages of our own package that this file imports, at the top or inside a function."""
     here, found = path.relative_to(PACKAGE.parent).parts, set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             dotted = [alias.name.split(".") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -66,7 +72,7 @@ def module_imports() -> dict[str, set[str]]:
     names = {path: name.removesuffix(".__init__") for path, name in paths.items()}
     found: dict[str, set[str]] = {name: set() for name in names.values()}
     for path, name in names.items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.Import):
                 targets = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module:
@@ -176,7 +182,7 @@ def test_files_stay_small() -> None:
 def test_functions_stay_small() -> None:
     long = []
     for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 doc = ast.get_docstring(node, clean=False)
                 lines = (node.end_lineno or 0) - node.lineno + 1 - (len(doc.splitlines()) if doc else 0)
@@ -190,7 +196,7 @@ def test_error_sentences_end_without_a_full_stop() -> None:
     ending = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.Call)
         and ast.unparse(node.func).endswith("Error")
         and node.args
