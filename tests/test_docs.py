@@ -20,7 +20,18 @@ from twofour.kernels.table import listing
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += sorted((ROOT / "src").rglob("README.md"))
-LONG = {"07_lightning", "08_torchrun", "12_sentence_transformers"}
+LONG = {
+    "02_finetune_with_control",
+    "06_hugging_face_trainer",
+    "07_lightning",
+    "08_torchrun",
+    "09_sdgp",
+    "10_low_bits",
+    "11_learned_widths",
+    "12_sentence_transformers",
+}
+"""Examples that train or take in another package; the others prune, compile, save and load."""
+
 EXAMPLES = [
     pytest.param(example, marks=[pytest.mark.long] * (example.stem in LONG), id=example.stem)
     for example in sorted((ROOT / "examples").glob("*.py"))
@@ -208,10 +219,10 @@ def test_the_readme_code_runs(times_cache: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     "page",
     [
-        *("docs/blocks.md", "docs/shrink.md"),
+        "docs/blocks.md",
         *(
             pytest.param(f"docs/{name}.md", marks=pytest.mark.long)
-            for name in ("deploy_encoder", "deploy_llm", "deploy_cnn", "hybrid")
+            for name in ("deploy_encoder", "deploy_llm", "deploy_cnn", "hybrid", "shrink")
         ),
     ],
 )

@@ -9,6 +9,8 @@ import pytest
 
 from tests.test_architecture import ROOT
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def ends() -> dict[str, str]:

@@ -32,7 +32,10 @@ def test_a_busy_machine_is_told_of_where_threads_spin(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="libgomp is Linux's")
-@pytest.mark.parametrize(("given", "want"), [({}, "10000"), ({"GOMP_SPINCOUNT": "77"}, "77")])
+@pytest.mark.parametrize(
+    ("given", "want"),
+    [({}, "10000"), pytest.param({"GOMP_SPINCOUNT": "77"}, "77", marks=pytest.mark.long)],
+)
 def test_the_commands_threads_sleep_soon(given: dict[str, str], want: str) -> None:
     """The runtime itself says what it has read."""
     environment = {name: value for name, value in os.environ.items() if name not in waiting.VARIABLES}

@@ -75,6 +75,7 @@ def test_what_cannot_be_optimized_is_refused(run: Any, rows: str) -> None:
     refused(run("report", "full"), "is no run that a report can be made of")
 
 
+@pytest.mark.long
 def test_a_folder_of_sentence_transformers_is_judged_by_its_embeddings(run: Any) -> None:
     transformers = pytest.importorskip("transformers", reason="needs the extra [text]")
     config = transformers.BertConfig(

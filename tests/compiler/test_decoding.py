@@ -309,6 +309,7 @@ def test_a_bfloat16_model_has_fewer_calls_and_its_cache_is_bfloat16(kind: Any, d
         assert (got.logits[:, -1] - want.logits[:, -1]).norm() <= 0.03 * want.logits[:, -1].norm()
 
 
+@pytest.mark.long
 def test_times_are_of_the_kernels_that_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TWOFOUR_CACHE", str(tmp_path))
     raced: list[tuple[str, ...]] = []

@@ -124,8 +124,8 @@ FAMILIES = {
 }  # fmt: skip
 
 
-LONG = {"qwen"}
-"""Families that `make test-long` runs: another one has the same layers."""
+LONG = {"gpt2", "qwen", "t5"}
+"""Families that `make test-long` runs: another one has the same layers, or the same two halves."""
 
 
 @pytest.fixture(

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 import twofour
 from tests.conftest import each_row, threads
+from tests.turns import in_turn
 from twofour import native
 from twofour.compiler.fused_matmuls import ProductLayer
 from twofour.compiler.layer import PreparedWeights
@@ -65,7 +66,7 @@ def made(
     return FusedMatmul(first, gate, last, activation, epilogue)
 
 
-def in_turn(
+def by_product(
     fused: FusedMatmul, x: Tensor, other: Tensor, before: RowNorm | None, after: RowNorm | None
 ) -> tuple[Tensor, Tensor]:
     """The same, product by product and norm by norm, by the same kernels."""
@@ -109,14 +110,33 @@ def norms(sizes: tuple[int, int, int]) -> tuple[RowNorm, RowNorm]:
     return ahead, RowNorm(torch.randn(sizes[2]), None, 1e-5, False)
 
 
-# Strips of 64 to 124 tokens, or 128: two or three of them, and rows of 1,500 inputs that are two passes.
-CASES = ((1, (64, 64, 17)), (131, (64, 2112, 33)), (0, (64, 64, 4)))
+SHORT = ((1, (64, 64, 17)), (0, (64, 64, 4)))
+
+
+def cases_of(row: Kernel) -> list[tuple[int, tuple[int, int, int]]]:
+    """Strips of 64 to 124 tokens, or 128: two or three of them, and rows of 1,500 inputs that are two passes."""
+    return [*SHORT, (131, (64, 2112, 33)), *([(130, (1500, 2100, 5))] if row.whole_rows else [])]
+
+
+HOW = ("alone", "two", "gated")
 
 
 @each_row(ROWS, "row")
-@pytest.mark.parametrize("how", ["alone", "two", "gated"])
+@in_turn("how", HOW)
 def test_strips_give_what_the_products_do(row: Kernel, how: str) -> None:
-    cases = CASES + (((130, (1500, 2100, 5)),) if row.whole_rows else ())
+    """Rows take turns in how a strip of long ones is computed: the strips are the same code for all of them."""
+    at_its_turn = how == HOW[ROWS.index(row) % len(HOW)]
+    assert_strips(row, how, [case for case in cases_of(row) if at_its_turn or case in SHORT])
+
+
+@pytest.mark.long
+@each_row(ROWS, "row")
+@in_turn("how", HOW)
+def test_strips_of_long_rows_in_every_way(row: Kernel, how: str) -> None:
+    assert_strips(row, how, [case for case in cases_of(row) if case not in SHORT])
+
+
+def assert_strips(row: Kernel, how: str, cases: list[tuple[int, tuple[int, int, int]]]) -> None:
     for tokens, sizes in cases:
         fused = made(row, sizes, gated=how == "gated", two=how != "alone")
         x, other = torch.randn(tokens, sizes[0] + 3)[:, : sizes[0]], torch.randn(tokens, sizes[2])
@@ -127,7 +147,7 @@ def test_strips_give_what_the_products_do(row: Kernel, how: str) -> None:
         for before, after, team in norms_of:
             with threads(team):
                 found = fused.run(x, other, before, after, keep=True)
-                turn = in_turn(fused, x, other, before, after)
+                turn = by_product(fused, x, other, before, after)
             want = in_float64(fused, x, other, before, after)
             for y, apart, exact in zip(found, turn, want, strict=True):
                 near(y, apart, 1e-5)

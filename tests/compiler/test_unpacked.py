@@ -72,6 +72,7 @@ def test_a_forward_that_asks_for_the_dtype_of_a_weight_runs_packed(
     assert isinstance(fast.wo, CompiledLinear)
 
 
+@pytest.mark.long
 def test_generate_of_a_t5_unpacks_nothing(no_measuring: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its forward asks for `wo.weight.dtype` once a layer and token."""
     transformers = pytest.importorskip("transformers", reason="needs the extra [text]")

@@ -119,6 +119,7 @@ def test_as_many_samples_as_give_each_weight_rows(caplog: pytest.LogCaptureFixtu
     assert "calibrated on 256 samples" in caplog.text
 
 
+@pytest.mark.long
 def test_a_resnet_with_its_real_weights_loses_less_by_default(data_dir: Path) -> None:
     images = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     dense = ResNet20().eval()

