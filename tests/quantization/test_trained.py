@@ -237,3 +237,21 @@ def test_frozen_weights_leave_steps_their_gradients() -> None:
     found = gradients(layer, x, upstream)
     assert "weight" not in found
     torch.testing.assert_close(found, {name: value for name, value in want.items() if name != "weight"})
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch.func.jvp's own
+@in_turn("kind, training", [("linear", True), ("linear", False), ("last", True), ("last", False)])
+def test_derivatives_past_the_rounding_are_for_backward_alone(kind, training):
+    layer, x = layer_of(kind, "w2", "s4", learned=False)
+    layer.train(training)
+    ways = [lambda: torch.func.grad(lambda x: layer(x).sum())(x), lambda: torch.func.jvp(layer, (x,), (x,))]
+    ways += [lambda: torch.no_grad()(torch.func.jvp)(layer, (x,), (x,))]
+    ways += [lambda: torch.func.vmap(layer)(x)] if kind == "linear" else []
+    for way in ways:
+        with pytest.raises(QuantizationError, match=r"torch.func and forward mode do not[\s\S]*torch.autograd.grad"):
+            way()
+    if kind == "linear":
+        with torch.no_grad():
+            torch.testing.assert_close(torch.func.vmap(layer)(x), layer(x))
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(QuantizationError, match="a tensor with a tangent"):
+        layer(torch.autograd.forward_ad.make_dual(x, x))

@@ -9,7 +9,7 @@ from functools import cache
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import peek_interpreter_stack
+from torch._C._functorch import TransformType, peek_interpreter_stack
 from torch.nn import functional
 
 from twofour.errors import QuantizationError
@@ -76,6 +76,7 @@ def _answer(module: Layer, x: Tensor, count: int) -> Tensor:
     """Return (sum) * (input scale * weight scale) + bias, the order in which kernels compute it, in x's dtype."""
     held: LowBits = module.__dict__[CARRIED]
     _require_floats(x)
+    _require_backward(module, held, x)
     _require_steps(module, held)
     if module.training and not (held.whole or held.group or _is_followed(x)):
         return _trained(module, held, x)
@@ -129,6 +130,29 @@ def _require_floats(x: Tensor) -> None:
             wanted="floats",
             remedy="convert it first: x.float()",
         )
+
+
+def _require_backward(module: Layer, held: LowBits, x: Tensor) -> None:
+    """Refuse derivatives by a transform of torch.func or in forward mode: those past rounding are for `backward` alone.
+
+    Raises:
+        QuantizationError: Such a transform or a tangent follows the input or a tensor of the layer.
+    """
+    transform = peek_interpreter_stack()
+    tensors = (x, *module._parameters.values())
+    if transform is not None and (torch.is_grad_enabled() or transform.key() == TransformType.Jvp):
+        got = "a transform of torch.func around the layer"
+    elif any(has_tangent(tensor) for tensor in tensors if tensor is not None):
+        got = "a tensor with a tangent (torch.autograd.forward_ad)"
+    else:
+        return
+    raise QuantizationError(
+        "the gradients of a layer of low bits pass by its rounding, which torch.func and forward mode do not",
+        got=got,
+        wanted="loss.backward() or torch.autograd.grad, or torch.no_grad() where values alone are asked for",
+        remedy="take the derivative with torch.autograd.grad(loss, tensors)",
+        layer=held.name or None,
+    )
 
 
 def _require_steps(module: Layer, held: LowBits) -> None:
