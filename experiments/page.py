@@ -46,9 +46,10 @@ How to read it:
   `twofour.prune` does with data by itself: `admm`, then the kept values solved together.
 * **random** keeps random values: what any criterion must beat. Where it ties, the text says so.
 * "default" is what `twofour.finetune` does with the dense model and the optimiser, schedule and epochs of its training,
-  "bare" without optimiser and schedule, "taught" by the dense model: pruned by batches of the loader; the state with
-  the least loss on some of the training data stands, which can be that before the first step. "held back" is what it
-  did before: a twentieth of the training data, which the dense model had seen, was kept from the training to judge.
+  "bare" without optimiser and schedule, "taught" with the trained control given, which teaches then: pruned by batches
+  of the loader; the state with the least loss on some of the training data stands, which can be that before the first
+  step. "held back" is what it did before: a twentieth of the training data, which the dense model had seen, was kept
+  from the training to judge.
 * **Goal**: trained again, no more than 0.2 below the control, or 0.5 of perplexity above it, by the mean. Most
   repetitions here are a small part of what the model was trained with, which the paper's workflow repeats whole: each
   table says how much it had.

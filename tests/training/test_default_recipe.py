@@ -105,6 +105,23 @@ def test_the_control_keeps_its_best_state_too_and_sees_the_same_data():
     assert not masks.of(control)
 
 
+def test_a_control_teaches_a_model_that_was_given_dense():
+    dense, alone = trained(), trained()
+    result = quick(dense, control=trained())
+    asked = quick(alone, control=trained(), teacher="control")
+    assert result.teacher == asked.teacher == "the control" and same_state(dense, alone)
+    assert any("forward pass of the control, which is trained first as long" in note for note in result.notes)
+    untaught = trained()
+    assert quick(untaught, control=trained(), teacher=None).teacher is None and not same_state(untaught, dense)
+    other = quick(trained(), control=trained(), teacher=trained(1))
+    assert other.teacher == "another model" and any("forward pass of another model" in note for note in other.notes)
+
+
+def test_a_pruned_model_has_no_teacher_by_itself():
+    model, control = pair_of_models()
+    assert finetune(model, noisy_loader(), **recipe(), control=control).teacher is None
+
+
 class Stop(Exception):
     pass
 

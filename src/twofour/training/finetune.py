@@ -51,7 +51,7 @@ def finetune(
     clip_norm: float | None = None,
     progress: bool = True,
     scheme: gradual.Patterns | SchemeFactory | None = None,
-    teacher: nn.Module | Literal["dense", "control"] | None = None,
+    teacher: nn.Module | Literal["auto", "dense", "control"] | None = AUTO,
     pattern: str | Pattern | Mapping[str, str | Pattern] | Recipe | None = None,
     prune: Mapping[str, Any] | None = None,
     held: Loader | None = None,
@@ -112,12 +112,12 @@ def finetune(
             `Recipe` as `twofour.prune` takes them, or a function of the model and the
             number of steps that attaches a scheme of `twofour.training`, such as `gradual.during("1:4")` and
             `block_thresholds.during((4, 4))` return. Its penalty is added to the loss, but not to what is reported.
-        teacher: Who teaches the sparse model: nobody; the "control", where there is one; the "dense" model, where it is
-            pruned here; another model that is trained for the task already. The first batch says how answers are
-            compared: as classes where the targets are
-            whole numbers, or where the answers have `logits` and neither the targets nor `labels` among the inputs are
-            floats; else by their values, relative to the teacher's; where they cannot be, a warning says so, and
-            nobody teaches. Where the loader brings a teacher already (`Taught`), nobody else teaches.
+        teacher: Who teaches the sparse model: None: nobody; the "control"; the "dense" model, where it is pruned here;
+            another model that is trained for the task already. "auto": the control, where there is one and a dense
+            model is pruned here, else nobody. The first batch says how answers are compared: as classes where the
+            targets are whole numbers, or where the answers have `logits` and neither the targets nor `labels` among the
+            inputs are floats; else by their values, relative to the teacher's; where they cannot be, a warning says so,
+            and nobody teaches. Where the loader brings a teacher already (`Taught`), nobody else teaches.
         pattern: What a dense model is pruned to, as `twofour.prune` takes it; None: "2:4".
         prune: Further arguments of `twofour.prune` for it, such as {"skip": ["head"], "permute": False}.
         held: Batches (input, target) of data that neither the dense model nor this training has seen, such as those of
@@ -143,7 +143,7 @@ def finetune(
     factory = gradual.during(scheme) if isinstance(scheme, str | Pattern | Mapping | Recipe) else scheme
     folder = named(checkpoint, TrainingError, "`checkpoint`") if checkpoint is not None else None
     options = warm_start.options(model, pattern, prune, scheme=factory is not None, folder=folder)
-    require_teacher(teacher, model, ("control",) if options is None else ("dense", "control"))
+    teaches = _chosen(teacher, model, control, dense=options is not None)
     if control is not None:
         check_control(control, model)
     settings: dict[str, Any] = {"evaluate": evaluate, "seed": seed, "schedule_every": schedule_every}
@@ -152,9 +152,23 @@ def finetune(
     best = keep if keep != AUTO else "last" if options is None else "loss"
     plan, notes = defaults.completed(model, loader, left, settings, best, held)
     with checkpoints.alone(folder), Progress(progress, stays=True) as display:
-        start = warm_start.begin(model, plan, options, teaches=teacher == "dense", folder=folder, progress=progress)
-        sparse, dense, who = _runs(model, control, plan, teacher, start.teacher, folder, display)
+        start = warm_start.begin(model, plan, options, teacher=teaches, folder=folder, progress=progress)
+        sparse, dense, who = _runs(model, control, plan, teaches, start.teacher, folder, display)
     return Result(sparse, dense, seed, who, (*notes, *start.notes))
+
+
+def _chosen(
+    teacher: nn.Module | str | None, model: nn.Module, control: nn.Module | None, *, dense: bool
+) -> nn.Module | str | None:
+    """Return who teaches, "auto" decided: the control, where there is one and the model came dense.
+
+    Raises:
+        TrainingError: There is no such teacher.
+    """
+    if isinstance(teacher, str) and teacher == AUTO:
+        return "control" if dense and control is not None else None
+    require_teacher(teacher, model, ("auto", "dense", "control") if dense else ("auto", "control"))
+    return teacher
 
 
 def _runs(

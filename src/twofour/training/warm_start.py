@@ -29,6 +29,10 @@ log = logging.getLogger("twofour.training")
 
 FILE = "start.pt"
 _OURS = ("model", "pattern", "simplify", "progress")
+_TEACHERS = {
+    "dense": "the dense model, which teaches where it is clearly better",
+    "control": "the control, which is trained first as long and then teaches",
+}
 _WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
 
 
@@ -100,19 +104,23 @@ def options(model: nn.Module, pattern: Any, given: Any, *, scheme: bool, folder:
     return {"pattern": "2:4" if pattern is None else pattern, **(given or {})} if dense else None
 
 
-def cost(model: nn.Module, plan: Plan, *, teaches: bool) -> tuple[str, ...]:
-    """Return what a training will cost beside the model, a sentence each, and log them."""
+def cost(model: nn.Module, plan: Plan, *, teacher: str | None) -> tuple[str, ...]:
+    """Return what a training will cost beside the model, a sentence each, and log them.
+
+    Args:
+        model: The dense model.
+        plan: Of its training.
+        teacher: "dense" for a copy of it, the "control", another in words; None: nobody.
+    """
     parameters = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     state = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
-    parts = [("gradients", parameters), ("the teacher", state * teaches)]
+    parts = [("gradients", parameters), ("the teacher", state * (teacher == "dense"))]
     parts += [("the best state", state * (plan.judge is not None))]
     held = None if plan.judge is None else plan.judge.held
     parts += [("the data that judge", 0 if held is None else held.nbytes)]
     said = ", ".join(f"{name} {size / 2**20:.1f}" for name, size in parts if size)
     steps = length(plan.loader)
-    taught = (
-        ", each with a forward pass of the dense model, which teaches where it is clearly better" if teaches else ""
-    )
+    taught = "" if teacher is None else f", each with a forward pass of {_TEACHERS.get(teacher, teacher)}"
     amount = f"{plan.epochs} epochs of {f'{steps} steps' if steps else 'a loader without a length'}{taught}"
     notes = (amount, f"memory in MiB: {said}, and what the optimiser keeps, of AdamW twice the gradients")
     for note in notes:
@@ -125,7 +133,7 @@ def begin(
     plan: Plan,
     options: Mapping[str, Any] | None,
     *,
-    teaches: bool,
+    teacher: nn.Module | str | None,
     folder: Path | None,
     progress: bool,
 ) -> Start:
@@ -135,7 +143,7 @@ def begin(
         model: The dense model; an error while it is pruned leaves it as it was.
         plan: Of its training.
         options: Arguments of `twofour.prune`, the pattern among them; None: nothing is done.
-        teaches: Whether a copy of the dense model is wanted, where the loader brings no teacher.
+        teacher: Who is to teach, where the loader brings no teacher; "dense": a copy of the dense model is made.
         folder: Of the checkpoints, None for none.
         progress: Show progress.
 
@@ -147,8 +155,8 @@ def begin(
         return Start(None, ())
     require_bare(model)
     _require_trainable(model, plan)
-    teaches = teaches and not isinstance(plan.loader, Taught)
-    costs = cost(model, plan, teaches=teaches)
+    teacher = None if isinstance(plan.loader, Taught) else teacher
+    costs = cost(model, plan, teacher="another model" if isinstance(teacher, nn.Module) else teacher)
     file = folder and folder / FILE
     run = None if file is None else _fingerprint(model, plan, options)
     stored = None if file is None else checkpoint.read(file, checkpoint.START)
@@ -156,7 +164,7 @@ def begin(
         _require_same(file, stored["run"], run)
     elif folder is not None:
         _require_unused(folder)
-    teacher = _copied(model) if teaches else None
+    copied = _copied(model) if teacher == "dense" else None
     if stored is not None and file is not None:
         _restore(model, stored, file)
         notes = tuple(map(str, stored["notes"]))
@@ -171,7 +179,7 @@ def begin(
         if file is not None:
             state = {"model": model.state_dict(), "masks": masks.state_dict(model), "notes": list(notes)}
             checkpoint.write(file, {"run": run, **state})
-    return Start(teacher, (*costs, *notes))
+    return Start(copied, (*costs, *notes))
 
 
 def require_bare(model: nn.Module) -> None:
