@@ -201,7 +201,7 @@ def test_an_interrupted_call_leaves_a_whole_cache(models: tuple[Any, Any]) -> No
     ("options", "why"),
     [
         ({"num_beams": 2}, "by beam search"),
-        ({"return_dict_in_generate": True, "output_scores": True}, "with `return_dict_in_generate`"),
+        ({"prefill_chunk_size": 4}, "with `prefill_chunk_size`"),
         ({"tokenizer": object()}, "with `tokenizer`"),
         ({"use_cache": False}, "without token ids or a cache"),
         ({"prompt_lookup_num_tokens": 2}, "by assisted generation"),
@@ -223,19 +223,66 @@ def test_what_the_loop_does_not_do_is_transformers_own_and_said_once(
     assert said == [f"generate() {why} runs in transformers' own loop, with graphs where they serve (said once)"]
 
 
-def test_a_cache_that_has_keys_is_transformers_own(
+@pytest.mark.parametrize("options", [{}, SAMPLED])
+def test_scores_and_logits_are_those_of_transformers_loop(models: tuple[Any, Any], options: dict[str, Any]) -> None:  # noqa: F811
+    def never(ids: Tensor, scores: Tensor) -> Tensor:
+        scores[:, ids[0, -1]] = -torch.inf  # in place
+        return scores
+
+    asked = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True, "logits_processor": [never]}
+    ours, theirs = both(models[1], TWO, 6, attention_mask=PADDED, repetition_penalty=1.3, **asked, **options)
+    assert type(ours) is type(theirs) and ours.keys() == theirs.keys() and len(ours.scores) == 6
+    assert torch.equal(ours.sequences, theirs.sequences)
+    for one, other in zip(ours.scores + ours.logits, theirs.scores + theirs.logits, strict=True):
+        assert torch.equal(one, other)
+    same_cache(ours.past_key_values, theirs.past_key_values)
+
+
+def test_criteria_are_given_the_scores_that_are_kept(models: tuple[Any, Any]) -> None:  # noqa: F811
+    def three(ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        return torch.full((len(ids),), len(scores) == 3)
+
+    answer = generated(models[1], IDS, 9, stopping_criteria=[three], return_dict_in_generate=True, output_scores=True)
+    assert answer.sequences.shape[1] == 9 + 3 == len(IDS[0]) + len(answer.scores) and answer.logits is None
+
+
+def same_cache(one: Any, other: Any) -> None:
+    assert type(one) is type(other) and one.get_seq_length() == other.get_seq_length()
+    for layer, same in zip(one.layers, other.layers, strict=True):
+        assert torch.equal(layer.keys, same.keys) and torch.equal(layer.values, same.values)
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+@pytest.mark.parametrize("whole", [True, False], ids=["all tokens again", "new tokens alone"])
+def test_a_conversation_goes_on_behind_its_cache(
     models: tuple[Any, Any],  # noqa: F811
     caplog: pytest.LogCaptureFixture,
+    static: bool,
+    whole: bool,
 ) -> None:
-    from transformers import DynamicCache
+    from transformers import DynamicCache, StaticCache
 
-    answers = []
-    for model in models:
-        cache = DynamicCache(config=model.config)
-        first = generated(model, IDS, 4, past_key_values=cache)
-        with caplog.at_level(logging.INFO, "twofour.generation"):
-            answers.append(generated(model, torch.cat([first, IDS], 1), 4, past_key_values=cache))
-    assert torch.equal(*answers) and "with a DynamicCache that has keys" in caplog.text
+    fast = models[1]
+
+    def turns() -> tuple[list[Tensor], Any]:
+        cache = StaticCache(config=fast.config, max_cache_len=99) if static else DynamicCache(config=fast.config)
+        seen, said, mask = TWO, [], PADDED
+        for _ in range(3):
+            answer = generated(fast, seen, 5, attention_mask=mask, past_key_values=cache, return_dict_in_generate=True)
+            assert answer.past_key_values is cache
+            said.append(answer.sequences)
+            mask = torch.cat([mask, torch.ones(2, 5 + 9, dtype=torch.int64)], 1)
+            seen = torch.cat([answer.sequences if whole else answer.sequences[:, -1:], TWO.flip(1)], 1)
+        return said, cache
+
+    fast.__dict__["generate"]._said.clear()
+    with caplog.at_level(logging.INFO, "twofour.generation"):
+        ours, cache = turns()
+    assert not [record for record in caplog.records if record.name == "twofour.generation"]
+    with transformers_loop(fast):
+        theirs, other = turns()
+    assert all(torch.equal(one, same) for one, same in zip(ours, theirs, strict=True))
+    same_cache(cache, other)
 
 
 def test_hooks_and_own_methods_are_heeded(models: tuple[Any, Any], caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811

@@ -36,11 +36,12 @@ def refused(model: Any, ids: Tensor, given: dict[str, Any]) -> str:
         return "without token ids or a cache"
     cache: Any = given.get("past_key_values")
     layers = decoding.layers
-    grows = is_served(cache, layers) or is_static(cache, layers)
-    if not is_empty(cache) and not (grows and not int(cache.get_seq_length())):
-        return f"with a {type(cache).__name__} that has keys, or is not of {layers} layers that grow"
+    if not is_empty(cache) and not is_served(cache, layers) and not is_static(cache, layers):
+        return f"with a {type(cache).__name__} that is not of {layers} layers that grow"
+    if int(cache.get_seq_length()) and not hasattr(model, "_prefill"):
+        return "with a cache that has keys"  # transformers 4 says no tokens behind them apart
     positions = given.get("position_ids")
-    if positions is not None and not are_positions(positions, ids):
+    if positions is not None and not are_positions(positions[..., -ids.shape[1] :], ids):
         return "with `position_ids` that are not (batch, tokens)"
     return "of a model with forward hooks" if _hooked(model) else ""
 
@@ -52,18 +53,19 @@ def _hooked(model: nn.Module) -> bool:
 
 
 class Behind:
-    """The tokens behind a prompt. No call of the model is made for most of them.
+    """The tokens behind a prompt, which may stand behind keys. No call of the model is made for most of them.
 
     Args:
         model: Its forward is a `Decoding`.
         ids: int64 (rows, tokens).
-        given: What transformers gives to the model's forward besides; its cache has no keys yet.
+        given: What transformers gives to the model's forward besides.
+        config: How to generate, as transformers prepared it.
 
     Attributes:
         first: Logits behind the prompt, (rows, words).
     """
 
-    def __init__(self, model: Any, ids: Tensor, given: dict[str, Any]) -> None:
+    def __init__(self, model: Any, ids: Tensor, given: dict[str, Any], config: Any) -> None:
         self.model, self.decoding, self.cache = model, vars(model)["forward"], given["past_key_values"]
         self.mask, positions, keep = (given.get(name) for name in ("attention_mask", "position_ids", "logits_to_keep"))
         if positions is None:
@@ -76,8 +78,12 @@ class Behind:
         outputs = self.decoding.step.outputs
         fields, self.added = outputs.value(list(range(outputs.spec.num_leaves)))
         self.logits = fields["logits"]
-        answer = model(input_ids=ids, attention_mask=self.mask, position_ids=positions, **self.options)
-        self.first = answer.logits[:, -1]
+        if int(self.cache.get_seq_length()):  # transformers finds the tokens that are not behind them yet
+            answer = model._prefill(ids, config, given)
+        else:
+            answer = model(input_ids=ids, attention_mask=self.mask, position_ids=positions, **self.options)
+        self.unseen = 0 if self.mask is None else int(self.cache.get_seq_length()) - self.mask.shape[1]
+        self.first = answer.logits[:, -1].clone()  # the caller may keep it, and not those of a whole prompt with it
         # torch's smallest calls take 20 to 50 us each where weights have emptied the caches: numpy writes the memory
         self.ids, self.positions = (torch.empty(len(ids), 1, dtype=torch.int64, device="cpu") for _ in range(2))
         self._ids, self._positions = self.ids.numpy()[:, 0], self.positions.numpy()
@@ -110,7 +116,7 @@ class Behind:
         """Do as `next` by a call of the model, as transformers makes it; its graph is asked whether it serves."""
         self.hand()
         if self.mask is not None:
-            count = int(self.cache.get_seq_length()) + 1 - self.mask.shape[1]
+            count = int(self.cache.get_seq_length()) + 1 - self.unseen - self.mask.shape[1]
             self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.ids), count)], -1)
         ids, positions = self.ids.clone(), self.positions.clone()
         answer = self.model(input_ids=ids, attention_mask=self.mask, position_ids=positions, **self.options)

@@ -106,9 +106,7 @@ class Decoding:
             return None
         if why := self.step.own():
             return self._say(why)
-        if torch.is_grad_enabled() and asks_for_gradient(
-            cache
-        ):  # no graph has one; what is copied into buffers loses it
+        if torch.is_grad_enabled() and asks_for_gradient(cache):  # no graph has one; what is copied loses it
             return self._say("with keys or values that a gradient is asked for")
         filled = cache.layers[0].is_initialized and cache.layers[0].keys.numel()
         if not filled or (static and is_unfilled(cache)):

@@ -200,7 +200,8 @@ def _chosen_crossed(fast: Any, plan: Plan, given: Call, terms: Terms) -> tuple[C
     most = next((limit for limit in limits if isinstance(limit, int) and limit > 4), 1 << 30)
     hidden, seen = torch.cat([hidden, hidden]), torch.cat([seen, seen])
     seen[-1, : seen.shape[1] // 2] = 0
-    own, other = ([(_larger(k, most), _larger(v, most)) for k, v in past], [(_twice(k), _twice(v)) for k, v in cross])
+    own = [(_larger(k, most), _larger(v, most)) for k, v in past]
+    other = [(torch.cat([k, k]), torch.cat([v, v])) for k, v in cross]
     for rows, behind in ((ids, known), (torch.cat([ids, ids]), (hidden, seen, own, other))):
         _agree(runner, plan, step.example(rows, behind), partial(step.leaves, rows, behind), "a step")
     decoding = CrossDecoding(step, runner)
@@ -225,10 +226,6 @@ def _faster(
     if not taken["step"]:
         return None, f"{said}; the layers are faster"
     return decoding, said
-
-
-def _twice(tensor: Tensor) -> Tensor:
-    return torch.cat([tensor, tensor])
 
 
 def _prompt_graph(

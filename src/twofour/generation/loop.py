@@ -75,7 +75,7 @@ class Generation:
     Args:
         model: The decoder.
         refused: Why no `Steps` may be made of a model, token ids and what its forward is given besides; "" elsewhere.
-        steps: Makes them, of the same.
+        steps: Makes them, of the same and the prepared configuration.
     """
 
     def __init__(self, model: nn.Module, refused: Callable[..., str], steps: Callable[..., Steps]) -> None:
@@ -129,18 +129,20 @@ class Generation:
             prepared = input_ids, logits_processor, stopping_criteria, config
             return type(model)._sample(model, *prepared, streamer=streamer, **given)
         choose = _sampled if config.do_sample else _likeliest
-        ends, pad = _Ends(stopping_criteria), config._pad_token_tensor
+        ends, kept, pad = _Ends(stopping_criteria), _Kept(config), config._pad_token_tensor
         ids, unfinished = input_ids.numpy(), np.ones(len(input_ids), dtype=bool)
-        steps = self.steps(model, input_ids, given)
+        steps = self.steps(model, input_ids, given, config)
         logits = steps.first
         try:
             while True:
-                scores = logits.float()
-                tokens = choose(logits_processor(torch.from_numpy(ids), scores) if logits_processor else scores)
+                scores = raw = logits.float()
+                if logits_processor:
+                    scores = logits_processor(torch.from_numpy(ids), raw)
+                tokens = choose(kept.noted(scores, raw))
                 if ends.pads and not unfinished.all():
                     tokens = np.where(unfinished, tokens, int(pad))
                 ids = np.concatenate([ids, tokens[:, None]], 1)
-                unfinished &= ~ends(ids)
+                unfinished &= ~ends(ids, kept.scores)
                 if streamer is not None:
                     streamer.put(torch.from_numpy(tokens))
                 if not unfinished.any():
@@ -152,7 +154,7 @@ class Generation:
             steps.hand()
         if streamer is not None:
             streamer.end()
-        return torch.from_numpy(ids)
+        return kept.answer(torch.from_numpy(ids), given["past_key_values"])
 
     def _say(self, why: str) -> None:
         if why not in self._said:
@@ -168,8 +170,37 @@ def _mode(config: Any) -> str:
 
 def _more(config: Any) -> str:
     """Return what a configuration asks for beside tokens, "" for nothing."""
-    asked = ("return_dict_in_generate", "prefill_chunk_size", "is_assistant", "compile_config")
+    asked = ("prefill_chunk_size", "is_assistant", "compile_config")
     return next((f"with `{name}`" for name in asked if getattr(config, name, None)), "")
+
+
+class _Kept:
+    """What a configuration asks for beside tokens: scores and logits of each, (rows, words), and the cache.
+
+    Attributes:
+        scores: After the processors; None where they are not asked for.
+        logits: Before them.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self.whole = bool(config.return_dict_in_generate)
+        self.scores: Any = () if self.whole and config.output_scores else None
+        self.logits: Any = () if self.whole and config.output_logits else None
+
+    def noted(self, scores: Tensor, logits: Tensor) -> Tensor:
+        """Keep those of one token; returns its scores."""
+        self.scores = None if self.scores is None else (*self.scores, scores)
+        self.logits = None if self.logits is None else (*self.logits, logits)
+        return scores
+
+    def answer(self, ids: Tensor, cache: Any) -> Any:
+        """Return what `generate` answers."""
+        if not self.whole:
+            return ids
+        from transformers.generation import utils
+
+        kind: Any = utils.GenerateDecoderOnlyOutput
+        return kind(sequences=ids, scores=self.scores, logits=self.logits, past_key_values=cache)
 
 
 class _Ends:
@@ -192,13 +223,13 @@ class _Ends:
         self.most = min((one.max_length for one in lengths), default=sys.maxsize)
         self.others = [one for one in criteria if one not in (*words, *lengths)]
 
-    def __call__(self, ids: np.ndarray) -> np.ndarray:
-        """Tell which rows of tokens (rows, tokens) have come to an end, bool (rows)."""
+    def __call__(self, ids: np.ndarray, scores: tuple[Tensor, ...] | None) -> np.ndarray:
+        """Tell which rows of tokens (rows, tokens) have come to an end, bool (rows); scores are those that are kept."""
         ended = np.full(len(ids), ids.shape[1] >= self.most)
         if self.words is not None:
             ended |= (ids[:, -1:] == self.words).any(1)
         for one in self.others:
-            ended = (torch.from_numpy(ended) | one(torch.from_numpy(ids), None)).numpy().astype(bool)
+            ended = (torch.from_numpy(ended) | one(torch.from_numpy(ids), scores)).numpy().astype(bool)
         return ended
 
 
