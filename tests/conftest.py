@@ -1,9 +1,10 @@
 """Shared by all tests: poisoned outputs, where data lives, and each instruction set this machine has."""
 
+import gc
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,9 @@ from twofour import native
 from twofour.calls import fast_paths_are_off
 from twofour.kernels import rows
 from twofour.kernels.base import Row
+from twofour.measure import chooser, timing
+from twofour.measure.record import Record
+from twofour.measure.timing import Candidate
 
 ROOT = Path(__file__).parent.parent
 
@@ -34,6 +38,17 @@ _device_constructors()
 
 def pytest_report_header() -> str:
     return shapes.described()
+
+
+def pytest_collection_finish() -> None:
+    """Leave what importing and collecting made to itself: a collection of garbage in a test looks at the test's."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """What is left is freed in its order."""
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +87,18 @@ def fast_paths_stay() -> Iterator[None]:
 def no_whole_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a whole model of a few microseconds beats the dense one is for a quiet machine to say: here they tie."""
     monkeypatch.setattr("twofour.compiler.against_dense.milliseconds", lambda calls: dict.fromkeys(calls, 1.0))
+
+
+@pytest.fixture(autouse=True)
+def short_races(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which kernel is faster is for a quiet machine to say too: two rounds of samples of a tenth of a millisecond."""
+
+    def short(candidates: Mapping[str, Candidate], **how: Any) -> Record:
+        with pytest.MonkeyPatch.context() as shorter:
+            shorter.setattr(timing, "SAMPLE_SECONDS", 1e-4)
+            return timing.compare(candidates, **how | {"repeats": 2, "sure": None})
+
+    monkeypatch.setattr(chooser, "compare", short)
 
 
 def loggers() -> dict[str, tuple[int, bool, bool, list[logging.Handler]]]:
