@@ -196,7 +196,7 @@ GPU_TESTS = tests/gpu tests/tensor_core/test_probe.py tests/patterns/test_masks_
 test-gpu: $(GPU_NEEDS)
 	@$(ON_GPU) -c 'from twofour.native import gpu; import sys; sys.exit(3 if gpu.unavailable() else 0)' && found=0 || found=$$?; \
 	if [ $$found = 3 ]; then $(ON_GPU) -c 'from twofour.native import gpu; print("not run: this machine", gpu.unavailable())'; \
-	elif [ $$found = 0 ]; then timeout 470 $(ON_GPU) -m pytest -W default $(GPU_TESTS) $(ARGS); else exit $$found; fi
+	elif [ $$found = 0 ]; then timeout 470 $(ON_GPU) -m pytest -W default -m "long or not long" $(GPU_TESTS) $(ARGS); else exit $$found; fi
 
 OUT ?= build/gpu
 bench-gpu: $(GPU_NEEDS)

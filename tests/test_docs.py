@@ -22,6 +22,7 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += sorted((ROOT / "src").rglob("README.md"))
 LONG = {
     "02_finetune_with_control",
+    "03_compile",
     "06_hugging_face_trainer",
     "07_lightning",
     "08_torchrun",
@@ -30,7 +31,7 @@ LONG = {
     "11_learned_widths",
     "12_sentence_transformers",
 }
-"""Examples that train or take in another package; the others prune, compile, save and load."""
+"""Examples that train, take in another package or do what README's program does; the others prune, save and load."""
 
 EXAMPLES = [
     pytest.param(example, marks=[pytest.mark.long] * (example.stem in LONG), id=example.stem)

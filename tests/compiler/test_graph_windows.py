@@ -12,7 +12,7 @@ from tests.graph.test_attention_windows import LEFT, RULE, TAKEN, images
 
 @pytest.mark.usefixtures("no_measuring")
 @pytest.mark.parametrize("name", [*TAKEN, *LEFT])
-@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("sparse", [pytest.param(False, marks=pytest.mark.long), True])
 def test_answers_stay(name: str, sparse: bool) -> None:
     torch.manual_seed(0)
     model = {**TAKEN, **LEFT}[name]().eval()

@@ -74,7 +74,7 @@ def test_its_times_are_its_own(
     assert len(raced) == 2, "a graph of static ranges is another than that of ranges of each token"
 
 
-@pytest.mark.parametrize("handing", [True, False])
+@pytest.mark.parametrize("handing", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_so_are_those_of_its_joined_products(
     encoder: tuple[nn.Module, tuple[Tensor, Tensor]],
     own_cache: Path,

@@ -149,7 +149,7 @@ def chained(widths: tuple[str, str] = ("w1", "a2"), size: int = 12) -> tuple[nn.
     ("widths", "size"),
     [
         (("w2", "a1"), 13),
-        (("w1.58", "a4"), 12),
+        pytest.param(("w1.58", "a4"), 12, marks=pytest.mark.long),
         pytest.param(("w1", "a2"), 12, marks=pytest.mark.long),
         pytest.param(("w2", "s2"), 13, marks=pytest.mark.long),
     ],

@@ -1,5 +1,6 @@
 """Squeeze-and-excite through compile(..., graph=True): one call, and where it must stay as it is."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -35,9 +36,16 @@ def pixels(x: Tensor) -> Tensor:
     return x.mean((-1, -2), keepdim=True)
 
 
-@pytest.mark.parametrize("linear", [False, True])
-@pytest.mark.parametrize("gate", [nn.Sigmoid(), nn.Hardsigmoid()], ids=str)
-@pytest.mark.parametrize("activation", [nn.SiLU(), nn.ReLU(inplace=True)], ids=str)
+@pytest.mark.parametrize(
+    ("linear", "gate", "activation"),
+    [
+        # Each pair of two of the three is met by `make test`.
+        pytest.param(*case, marks=[pytest.mark.long] * (place in (1, 2, 4, 7)), id=" ".join(map(str, case)))
+        for place, case in enumerate(
+            itertools.product((False, True), (nn.Sigmoid(), nn.Hardsigmoid()), (nn.SiLU(), nn.ReLU(inplace=True)))
+        )
+    ],
+)
 def test_becomes_one_call(linear: bool, gate: nn.Module, activation: nn.Module) -> None:
     torch.manual_seed(0)
     model = Scaled(gate, activation, linear, pixels if linear else nn.AdaptiveAvgPool2d(1)).eval()

@@ -296,7 +296,12 @@ class Tagger(nn.Module):
 
 @pytest.mark.parametrize(
     ("kind", "pattern"),
-    [(nn.LSTM, "2:4"), (nn.LSTM, "block:16x16@0.5"), (nn.GRU, "2:4"), (nn.RNN, "block:16x16@0.5")],
+    [
+        (nn.LSTM, "2:4"),
+        pytest.param(nn.LSTM, "block:16x16@0.5", marks=pytest.mark.long),
+        pytest.param(nn.GRU, "2:4", marks=pytest.mark.long),
+        (nn.RNN, "block:16x16@0.5"),
+    ],
 )
 def test_recurrent_layers_keep_their_promise(tmp_path: Path, kind: type[nn.RNNBase], pattern: str) -> None:
     two_ways = kind is nn.LSTM

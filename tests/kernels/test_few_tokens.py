@@ -64,11 +64,18 @@ def test_int4_scales_and_zero_points(group: int, symmetric: bool) -> None:
         assert off(row.run_as(way, x, row.prepare(weight), None, Problem(16)), want) < 8e-3
 
 
-@pytest.mark.parametrize("way", [(16, 32, 1, 4, 3, 1), (16, 32, 4, 4, 3, 1), (4, 64, 1, 4, 1, 0), (4, 64, 2, 4, 1, 0)])
+EPILOGUES = [Epilogue("relu"), Epilogue("gelu", "add"), Epilogue("gelu_tanh"), Epilogue("silu", "multiply")]
+WAYS = [(16, 32, 1, 4, 3, 1), (16, 32, 4, 4, 3, 1), (4, 64, 1, 4, 1, 0), (4, 64, 2, 4, 1, 0)]
+
+
 @pytest.mark.parametrize(
-    "epilogue",
-    [Epilogue("relu"), Epilogue("gelu", "add"), Epilogue("gelu_tanh"), Epilogue("silu", "multiply")],
-    ids=lambda e: f"{e.activation}-{e.combine}",
+    ("way", "epilogue"),
+    [
+        # Each way and each epilogue twice; every pair by `make test-long`.
+        pytest.param(way, epilogue, marks=[pytest.mark.long] * ((first - second) % 4 > 1))
+        for first, way in enumerate(WAYS)
+        for second, epilogue in enumerate(EPILOGUES)
+    ],
 )
 def test_epilogues_with_and_without_a_split(way: tuple[int, ...], epilogue: Epilogue) -> None:
     row, weight = FEW_TOKENS[0], packed(16, 512, "bfloat16")
