@@ -50,6 +50,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_every_arm_is_what_its_row_says(toy) -> None:
     import block_rnn
     from block_rnn import ARMS, DENSE, SMALL, measured, sparsity

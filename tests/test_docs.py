@@ -21,6 +21,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += sorted((ROOT / "src").rglob("README.md"))
 LONG = {
+    "01_prune_and_train",
     "02_finetune_with_control",
     "03_compile",
     "06_hugging_face_trainer",

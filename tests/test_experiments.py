@@ -75,6 +75,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_a_row_says_what_was_done(here):
     from arms import CONTROL, Arm
     from run import measured

@@ -78,6 +78,7 @@ def test_convolutions_are_masked_along_input_channels(checkpoint):
     assert torch.equal(model.linear.weight, checkpoint["linear.weight"])
 
 
+@pytest.mark.long
 def test_compiling_keeps_the_accuracy(checkpoint, test_images, capsys, times_cache, monkeypatch):
     monkeypatch.setenv("TWOFOUR_CACHE", str(times_cache))
     model = twofour.prune(resnet20(checkpoint), "2:4")

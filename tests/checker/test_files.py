@@ -310,6 +310,7 @@ print(peak() - before, len(report.layers), report.ok)
 """
 
 
+@pytest.mark.long
 def test_memory_is_that_of_one_tensor(tmp_path: Path) -> None:
     if sys.platform != "linux":
         pytest.skip("the peak is measured in the units of Linux")

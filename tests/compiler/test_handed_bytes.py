@@ -57,6 +57,7 @@ def test_a_range_of_each_token_hands_nothing_on(encoder: tuple[nn.Module, tuple[
     assert handed(compiled(model, *example)) == 0
 
 
+@pytest.mark.long
 def test_its_times_are_its_own(
     encoder: tuple[nn.Module, tuple[Tensor, Tensor]], own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -270,6 +270,7 @@ def test_thresholds_are_the_sums_at_which_the_float_formula_changes(bits: int) -
     assert sums.thresholds(True, 1) is None
 
 
+@pytest.mark.long
 def test_a_graph_of_a_file_runs_in_floats_where_those_are_faster(tmp_path, graph_wins, monkeypatch) -> None:
     model, x = chained()
     twofour.save(twofour.compile(model, x, graph=True), tmp_path / "m")

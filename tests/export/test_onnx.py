@@ -170,6 +170,7 @@ def test_minilm_with_its_real_weights(tmp_path: Path, transformers: Any) -> None
     assert sorted(require_legal(tmp_path / "mini.onnx", done).values()).count("MatMul") == 12 and done.error < 1e-4
 
 
+@pytest.mark.long
 def test_resnet20_with_its_real_weights(tmp_path: Path, data_dir: Path) -> None:
     path = data_dir / "pretrained" / "resnet20-12fca82f.safetensors"
     if not path.is_file():

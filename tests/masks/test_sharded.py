@@ -187,6 +187,7 @@ def worker(rank: int, folder: str) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.long
 def test_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
     spawn(worker, args=(str(tmp_path),), nprocs=WORLD)

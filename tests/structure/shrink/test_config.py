@@ -51,6 +51,7 @@ def test_what_a_configuration_cannot_say_stays_whole(tmp_path: Path) -> None:
     assert torch.equal(found[0], want[0])
 
 
+@pytest.mark.long
 def test_one_number_stands_for_encoder_and_decoder(tmp_path: Path) -> None:
     model, example = made("t5")
     small: Any = twofour.shrink(model, example, 0.85, uniform=True)
