@@ -6,14 +6,18 @@ from typing import Any
 import pytest
 import torch
 
+import twofour
 from tests.compiler.test_decoding import (  # noqa: F401  fixtures
     IDS,
+    PADDED,
     ROOM,
     calls,
     generated,
     graphs,
     models,
 )
+
+from .small import TOKENS
 
 pytestmark = pytest.mark.usefixtures("no_measuring", "graphs")
 
@@ -30,6 +34,24 @@ def test_a_static_cache_is_written_in_place(models: tuple[Any, Any], calls: list
     masked, fast = models
     assert torch.equal(generated(fast, IDS, **STATIC), generated(masked, IDS, **STATIC))
     assert calls == ["_begun", *["_stepped"] * 11]
+
+
+@pytest.mark.long
+def test_qwen2_runs_on_graphs_with_both_caches(calls: list[str]) -> None:  # noqa: F811
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "vocab_size": 96}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    masked = twofour.prune(
+        Qwen2ForCausalLM(Qwen2Config(**sizes, **heads, bos_token_id=0, eos_token_id=None)).eval(), "2:4"
+    )
+    fast: Any = twofour.compile(masked, {"input_ids": IDS}, tokens=TOKENS)
+    ids = torch.cat([IDS, IDS.flip(1)])
+    for options in ({}, STATIC, {"attention_mask": PADDED}, {"attention_mask": PADDED, **STATIC}):
+        calls.clear()
+        assert torch.equal(generated(fast, ids, **options), generated(masked, ids, **options)), options
+        assert calls == ["_begun", *["_stepped"] * 11], options
 
 
 def test_a_static_cache_answers_as_the_model_and_counts(models: tuple[Any, Any]) -> None:  # noqa: F811
