@@ -36,9 +36,9 @@ struct ByteDots {
   }
 };
 
-// Sums of `columns` vectors of outputs for T tokens, whose inputs are dwords, to sums[columns][T][width].
+// Sums of `columns` vectors of outputs for T tokens, whose inputs are dwords, to sums[columns][stride tokens][width].
 template <class D, bool narrow, int T, class Inputs>
-TWOFOUR_NOINLINE void byte_tile(const char* w, const Inputs& x, int64_t blocks, int32_t* sums) {
+TWOFOUR_NOINLINE void byte_tile(const char* w, const Inputs& x, int64_t blocks, int32_t* sums, int64_t stride) {
   using V = typename D::V;
   constexpr int sets = sets_of_sums(T * D::columns);
   typename D::Sum sum[sets][T][D::columns] = {};
@@ -66,7 +66,7 @@ TWOFOUR_NOINLINE void byte_tile(const char* w, const Inputs& x, int64_t blocks, 
     for (int t = 0; t < T; t++) {
       TWOFOUR_UNROLL
       for (int s = 1; s < sets; s++) sum[0][t][c] = V::add(sum[0][t][c], sum[s][t][c]);
-      V::store_ints(sums + (c * T + t) * V::width, sum[0][t][c]);
+      V::store_ints(sums + (c * stride + t) * V::width, sum[0][t][c]);
     }
   }
 }
@@ -146,7 +146,7 @@ struct CodeSumSets {
 
 // As byte_tile, of packed codes and inputs with a sign.
 template <class D, int bits, int T, class Inputs>
-TWOFOUR_NOINLINE void packed_tile(const char* w, const Inputs& x, int64_t blocks, int32_t* sums) {
+TWOFOUR_NOINLINE void packed_tile(const char* w, const Inputs& x, int64_t blocks, int32_t* sums, int64_t stride) {
   using V = typename D::V;
   constexpr int per = 8 / bits;
   constexpr int64_t most = kMostInGroup / (4 * per);
@@ -167,7 +167,7 @@ TWOFOUR_NOINLINE void packed_tile(const char* w, const Inputs& x, int64_t blocks
     for (int c = 0; c < D::columns; c++) {
       TWOFOUR_UNROLL
       for (int t = 0; t < T; t++) {
-        int32_t* to = sums + (c * T + t) * V::width;
+        int32_t* to = sums + (c * stride + t) * V::width;
         const auto sum = part.at(t, c);
         V::store_ints(to, first == 0 ? sum : V::add(sum, V::load_ints(reinterpret_cast<const uint8_t*>(to))));
       }
@@ -178,7 +178,7 @@ TWOFOUR_NOINLINE void packed_tile(const char* w, const Inputs& x, int64_t blocks
 // The tile of up to `tokens` tokens, and how many it takes of them.
 template <class D, int bits, bool narrow, class Inputs>
 struct ByteTile {
-  void (*run)(const char*, const Inputs&, int64_t, int32_t*);
+  void (*run)(const char*, const Inputs&, int64_t, int32_t*, int64_t);
   int64_t tokens;
   static ByteTile of(int64_t left) {
     if (left >= D::tokens) return {tile<D::tokens>(), D::tokens};
@@ -216,7 +216,7 @@ void byte_panels(const Matmul& a, const BitsWeight& w, const uint8_t* x, const B
       const auto tile = ByteTile<D, bits, narrow, TokenRows<uint32_t>>::of(count - t);
       const TokenRows<uint32_t> inputs{reinterpret_cast<const uint32_t*>(x + t * plan.token_bytes), plan.token_bytes / 4};
       for (int64_t c = 0; c < kBytesPanel && p * kBytesPanel + c < a.out_features; c += together) {
-        tile.run(w.panel(p) + c * 4, inputs, blocks, sums);
+        tile.run(w.panel(p) + c * 4, inputs, blocks, sums, tile.tokens);
         finish_codes<V>(a, w, sums, D::columns, tile.tokens, facts, first + t, tile.tokens, p * kBytesPanel + c);
       }
       t += tile.tokens;

@@ -124,7 +124,7 @@ void bind_bits_conv(nb::module_& m) {
     BitsConv args{from.data, coded, nullptr, nullptr, added.data(), back.data, from.shape[0], in,
                   out, axis(high, image[0], size[0]), axis(wide, image[1], size[1]),
                   {dynamic, x_scale, x_zero, 1.0f, 0, most, factor, centred}, answer, after, threads, nullptr};
-    const int64_t taps = args.height.taps * args.width.taps, tap = round_up(in, kernel.unit);
+    const int64_t taps = args.height.taps * args.width.taps, tap = tap_inputs(kernel.unit, in);
     const PackedWeight packed(border, weight);
     if (!packed.made_for(kernel.dtype, kernel.layout, out, taps * tap)) return false;
     require_codes(kernel, packed, taps * padded * 4);

@@ -20,6 +20,11 @@ struct PixelCodes {
   int64_t bytes() const { return planes ? bits * words() * 8 : round_up(channels, 4); }
 };
 
+// Inputs that a tap of a window has in a weight, for a row that reads `unit` channels together. Of bytes of fewer channels
+// than four, most of what fills them up would be multiplied: such rows copy the codes of a window together, and none is.
+inline bool gathers(int64_t unit, int64_t channels) { return unit == 4 && channels < 4; }
+inline int64_t tap_inputs(int64_t unit, int64_t channels) { return gathers(unit, channels) ? channels : round_up(channels, unit); }
+
 // Codes of an image stand behind kCodesHead bytes. The first of these says whether pixels were computed from NaN: then a byte
 // for each pixel behind the codes, 1 or 0, says which, and windows that read them are NaN.
 constexpr int64_t kCodesHead = 64;

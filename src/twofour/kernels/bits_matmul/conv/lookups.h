@@ -51,6 +51,7 @@ struct LookupTiles {
   explicit LookupTiles(const BitsConv& a) : head(*static_cast<const BitsHead*>(a.weight)), of(head) {}
 
   static int64_t step(const PixelCodes& in) { return ceil_div(in.channels, kTablesInputs); }
+  static bool gathered(const BitsConv&) { return false; }
   // Rows of the padded image that windows of so many rows of outputs read.
   static int64_t rows_read(const BitsConv& a, int64_t rows) {
     return (rows - 1) * a.height.stride + (a.height.taps - 1) * a.height.dilation + 1;
@@ -220,7 +221,7 @@ struct LookupFinish {
         if (left <= 16 * v) break;
         const __m256i part = v % 2 == 0 ? _mm512_castsi512_si256(both[v / 2]) : _mm512_extracti64x4_epi64(both[v / 2], 1);
         auto sum = (WholeLanes::I)_mm512_cvtepi16_epi32(part);
-        if (!Plain) sum = Finish::whole(at, sum, pixel->sum, pixel->inside + 16 * v);
+        if (!Plain) sum = Finish::whole(at, sum, pixel->sum, (WholeLanes::U)Finish::ints(pixel->inside + row + 16 * v) * at.zero);
         const auto added = WholeLanes::load(other + 16 * v, left - 16 * v);
         WholeLanes::store(to + 16 * v, answers[v].answer(sum, pixel->scale, added), left - 16 * v);
       }
@@ -313,7 +314,7 @@ inline void conv_chunk(const BitsConv& a, const ConvPlan& plan, const BitsWeight
       for (int64_t q = 0; q < panels; q++) {
         const int64_t row = (p + q) * kLookupsPanel;
         if (narrow) finish(sums + q * slots, stride, t, some, row);
-        else finish.whole.tile(whole[q].of[0][0], 4, kBlockPixels, some, t, row);
+        else finish.whole.tile<4>(whole[q].of[0][0], kBlockPixels, some, t, row);
       }
     }
   }

@@ -135,7 +135,7 @@ class BitsConv(Row):
         codes = weight.codes.view(out, geometry.in_channels, taps).transpose(1, 2)
         looked_up = self.layout == LOOKUPS
         zero = zero_code(weight.levels) if looked_up else 0  # what stands there may meet codes of the next pixel
-        codes = functional.pad(codes, (0, -geometry.in_channels % self.unit), value=zero)
+        codes = functional.pad(codes, (0, self._zeros(geometry)), value=zero)
         if looked_up:
             codes = codes.reshape(out, -1, self.unit)[:, self._order(geometry)]
         values = weight.values().view(out, geometry.in_channels, taps)
@@ -154,6 +154,11 @@ class BitsConv(Row):
             codes = codes.view(len(codes), -1, self.unit)[:, self._order(geometry).argsort()]
         codes = codes.reshape(len(codes), taps, -1)[..., : geometry.in_channels].transpose(1, 2).flatten(1)
         return BitWeight(codes.contiguous(), held.levels, held.scales)
+
+    def _zeros(self, geometry: Geometry) -> int:
+        """Return the zeros behind the channels of a tap: none of so few that bytes gather windows (bits_conv.h)."""
+        gathered = self.unit == 4 and geometry.in_channels < 4
+        return 0 if gathered else -geometry.in_channels % self.unit
 
     def _order(self, geometry: Geometry) -> Tensor:
         """Return which inputs that are looked up together, by taps and channels, stand at each place of a weight."""

@@ -17,6 +17,8 @@ using twofour::PixelCodes;
 
 constexpr int64_t kChunkPixels = 96;  // outputs that a panel of a weight is multiplied with before the next one
 constexpr int kMostTokens = 8;        // of a tile
+constexpr int64_t kGatherPiece = 16;  // bytes that are copied at once where windows are gathered
+constexpr int64_t kTogether = 24;     // outputs whose sums become answers together: whole tiles
 
 // Inputs of a tile that stand in windows: number `q` of token `t`.
 template <class N>
@@ -128,9 +130,10 @@ inline int64_t row_bytes(const BitsConv& a) { return round_up(a.width.input * a.
 struct ConvPlan {
   PixelCodes in;
   int64_t padded;              // outputs in whole panels
-  int64_t high, wide, pixel;   // the padded image and the bytes of its pixels
+  int64_t high, wide, pixel;   // the padded image and the bytes of its pixels: those of `in`, but none is filled up where windows are gathered
   int64_t rows, chunks;        // rows of outputs that are computed together
-  int64_t taps, step;          // numbers of a window: taps times `step`
+  int64_t taps, step;          // numbers of a window: taps times `step`, or of one that is gathered fewer
+  int64_t numbers;
   bool summed, bordered;       // whether sums of codes are needed, and taps outside the image count
   bool direct;                 // whether codes of an answer stand where the next layer reads them as they are made
   int64_t row_classes, column_classes;
@@ -141,8 +144,9 @@ struct ConvPlan {
   template <class K>
   ConvPlan(const BitsConv& a, const K& design)
       : in{K::planes, a.in_channels, bits_of(a.quantization.x_most)}, padded(round_up(a.out_channels, K::panel)),
-        high(padded_axis(a.height)), wide(padded_axis(a.width)), pixel(in.bytes()), taps(a.height.taps * a.width.taps),
-        step(design.step(in)), summed(design.head.beta != 0 && design.head.alpha != 0),
+        high(padded_axis(a.height)), wide(padded_axis(a.width)), pixel(K::gathered(a) ? in.channels : in.bytes()),
+        taps(a.height.taps * a.width.taps), step(design.step(in)),
+        numbers(K::gathered(a) ? ceil_div(taps * in.channels, 4) : taps * step), summed(design.head.beta != 0 && design.head.alpha != 0),
         bordered(a.quantization.dynamic || a.quantization.x_zero != 0),
         direct(a.answer.numbers != nullptr && a.answer.pool == 1 && !a.answer.to.planes && a.out_channels % 64 == 0) {
     const int64_t pool = a.answer.pool, team = a.threads > 1 ? a.threads : 1;
@@ -155,7 +159,7 @@ struct ConvPlan {
     image = lost + round_up(high * wide, 64);
     sums = image + round_up(high * wide * pixel, 64) + 64;  // vectors are read from every pixel on
     places = sums + (summed ? round_up(high * wide * 4, 64) : 0);
-    classes = places + round_up(taps * step * 4, 64);
+    classes = places + round_up(numbers * 4, 64);
     class_of = classes + row_classes * column_classes * padded * 4;
     reals = class_of + (bordered ? round_up((a.height.output + a.width.output) * 4, 64) : 0);  // of which means are asked for
     members = reals + (a.after.pool > 0 ? round_up(a.height.output * a.width.output * a.out_channels * 4, 64) : 0);
@@ -168,5 +172,8 @@ struct ConvPlan {
   }
   int64_t bytes(int threads) const { return members + (threads > 1 ? threads : 1) * round_up(member, 64); }
 };
+
+// Bytes from one gathered window to the next.
+inline int64_t gathered_bytes(const ConvPlan& plan) { return plan.numbers * 4 + kGatherPiece; }
 
 }  // namespace
