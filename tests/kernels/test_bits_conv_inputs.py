@@ -1,13 +1,15 @@
-"""Convolutions of codes over images of few channels: windows that rows of bytes gather, bit for bit the reference's."""
+"""Inputs of convolutions of codes: few channels, whose windows rows of bytes gather, and codes that are too great."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import each_row, threads
 from tests.kernels.test_bits_conv import coded_of, generator, image_of, refused, thresholds_of, weight_of
+from twofour.errors import KernelError
 from twofour.kernels.bits_matmul import TERNARY, bipolar, twos, unsigned
 from twofour.kernels.bits_matmul.conv import (
     BitsConv,
@@ -51,3 +53,22 @@ def test_images_of_few_channels_whose_windows_rows_of_bytes_gather(row: BitsConv
         found = row.run(x, prepared, None, BitsConvProblem(geometry, quantization, answer, images))
     sums = whole_convolution(codes, weight, geometry, quantization)[0]
     assert torch.equal(found, answer.images(*sums.shape[2:]).pack(requantise(sums, answer)))
+
+
+@each_row([row for row in bits_conv_rows() if not row.planes])
+def test_a_code_that_is_too_great_is_refused_wherever_it_stands(row: BitsConv) -> None:
+    geometry, two = Geometry(5, 7, (3, 3)), Quantization(0.5, bits=2)
+    prepared, codes = (
+        row.prepare(weight_of(twos(2), geometry), geometry),
+        torch.full((2, 5, 6, 5), 3, dtype=torch.uint8),
+    )
+    x, images = coded_of(row, codes, 2)
+    problem = BitsConvProblem(geometry, two, coded=images)
+    want = row.run(x, prepared, None, problem)
+    x[:, 1:64] = 255  # of the head, which holds no codes
+    assert torch.equal(row.run(x, prepared, None, problem), want)
+    for place in (64, 79, 127, 128, 200, 64 + 30 * 8 - 1):
+        x[1, place] += 4
+        with pytest.raises(KernelError, match="codes from 0 to 3"):
+            row.run(x, prepared, None, problem)
+        x[1, place] -= 4

@@ -16,12 +16,9 @@ constexpr BitsMatmulKernel kBitsMatmulKernels[] = {
 
 // Codes that are given must be those of the width.
 bool within(const Rows& codes, int most) {
-  uint8_t all = 0;
-  for (int64_t r = 0; r < codes.rows; r++) {
-    const auto* row = reinterpret_cast<const uint8_t*>(codes.data) + r * codes.stride;
-    for (int64_t k = 0; k < codes.width; k++) all = row[k] > all ? row[k] : all;
-  }
-  return all <= most;
+  bool all = true;
+  for (int64_t r = 0; r < codes.rows; r++) all &= codes_within(codes.data + r * codes.stride, codes.width, most);
+  return all;
 }
 
 // What makes codes of an answer, from 0 to `most`: rounded ones from `least` on, or by a table of steps.

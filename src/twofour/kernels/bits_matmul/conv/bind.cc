@@ -33,11 +33,9 @@ View pixel_codes(const Border& border, const Operand& operand, const char* role,
 
 // Whether the codes of images, so many bytes of each, are at most `most`.
 bool within(const View& codes, int64_t bytes, int most) {
-  uint8_t all = 0;
-  for (int64_t n = 0; n < codes.shape[0]; n++)
-    for (int64_t i = 0; i < bytes; i++)
-      all = std::max(all, static_cast<uint8_t>(codes.data[n * codes.shape[1] + kCodesHead + i]));
-  return all <= most;
+  bool all = true;
+  for (int64_t n = 0; n < codes.shape[0]; n++) all &= codes_within(codes.data + n * codes.shape[1] + kCodesHead, bytes, most);
+  return all;
 }
 
 int64_t bits_for(int most) {
