@@ -1,6 +1,8 @@
 """Layers of low bits while they train: gradients by formula in float64, bfloat16 under autocast, layouts, pieces."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -255,3 +257,29 @@ def test_derivatives_past_the_rounding_are_for_backward_alone(kind, training):
             torch.testing.assert_close(torch.func.vmap(layer)(x), layer(x))
     with torch.autograd.forward_ad.dual_level(), pytest.raises(QuantizationError, match="a tensor with a tangent"):
         layer(torch.autograd.forward_ad.make_dual(x, x))
+
+
+COMPILED = """
+import torch, twofour
+torch.manual_seed(0)
+for layer, x in ((torch.nn.Linear(48, 12), torch.randn(6, 48)), (torch.nn.Conv2d(4, 12, 3), torch.randn(5, 4, 9, 9))):
+    twofour.quantize(layer, "w2", "s4")
+    for training in (True, False):
+        layer.train(training)
+        answers, found = [], []
+        for model in (layer, torch.compile(layer, backend="aot_eager")):
+            given = x.clone().requires_grad_()
+            answers.append(model(given))
+            answers[-1].square().sum().backward()
+            found.append(given.grad)
+        torch.testing.assert_close(answers[1], answers[0])
+        torch.testing.assert_close(found[1], found[0])
+print("alike")
+"""
+
+
+@pytest.mark.long
+def test_what_torch_compiles_has_the_same_answers_and_gradients():
+    # In a process of its own: dynamo cannot follow the types that are checked in this one.
+    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=300)
+    assert done.stdout.strip() == "alike", done.stderr

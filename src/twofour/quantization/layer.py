@@ -9,7 +9,9 @@ from functools import cache
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import TransformType, peek_interpreter_stack
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 from torch.nn import functional
 
 from twofour.errors import QuantizationError
@@ -138,11 +140,12 @@ def _require_backward(module: Layer, held: LowBits, x: Tensor) -> None:
     Raises:
         QuantizationError: Such a transform or a tangent follows the input or a tensor of the layer.
     """
-    transform = peek_interpreter_stack()
-    tensors = (x, *module._parameters.values())
-    if transform is not None and (torch.is_grad_enabled() or transform.key() == TransformType.Jvp):
+    if is_compiling():  # what follows there is differentiated as it was written, by backward
+        return
+    forward = forward_ad._current_level >= 0
+    if peek_interpreter_stack() is not None and (forward or torch.is_grad_enabled()):
         got = "a transform of torch.func around the layer"
-    elif any(has_tangent(tensor) for tensor in tensors if tensor is not None):
+    elif forward and any(has_tangent(t) for t in (x, *module._parameters.values()) if t is not None):
         got = "a tensor with a tangent (torch.autograd.forward_ad)"
     else:
         return
