@@ -156,6 +156,8 @@ def test_criteria_and_scores_of_other_types_are_taken(models: tuple[Any, Any]) -
     for options in ({}, SAMPLED):
         ours, theirs = both(models[1], TWO, 12, stopping_criteria=[enough], logits_processor=[rounded], **options)
         assert torch.equal(ours, theirs) and ours.shape[1] == 13
+    ours, theirs = both(models[1], TWO, 4, stopping_criteria=[lambda ids, *_, **__: torch.full((len(ids),), 2)])
+    assert torch.equal(ours, theirs) and ours.shape[1] > TWO.shape[1] + 1  # of 2 the last bit is not set
     with pytest.raises(TypeError, match="NoneType"):
         generated(models[1], IDS, 4, stopping_criteria=[lambda *_, **__: None])
 

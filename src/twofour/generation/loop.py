@@ -60,7 +60,7 @@ def left_out(model: nn.Module) -> str:
         return "of an encoder-decoder"
     takes = inspect.signature(own.generate).parameters.get("custom_generate")
     if takes is None or "Callable" not in str(takes.annotation):
-        return "of a transformers that takes no loop of others"
+        return "with this version of transformers, which takes no other loop,"
     changed = next((name for name in METHODS if getattr(kind, name, None) is not getattr(own, name)), "")
     return f"of a model with a `{changed}` of its own" if changed else ""
 
@@ -229,7 +229,8 @@ class _Ends:
         if self.words is not None:
             ended |= (ids[:, -1:] == self.words).any(1)
         for one in self.others:
-            ended = (torch.from_numpy(ended) | one(torch.from_numpy(ids), scores)).numpy().astype(bool)
+            answer = torch.from_numpy(ended) | one(torch.from_numpy(ids), scores)
+            ended = (answer.numpy() & 1).astype(bool)  # of whole numbers transformers reads the last bit
         return ended
 
 
