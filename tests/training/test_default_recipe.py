@@ -117,6 +117,13 @@ def test_a_control_teaches_a_model_that_was_given_dense():
     assert other.teacher == "another model" and any("forward pass of another model" in note for note in other.notes)
 
 
+def test_a_control_that_is_not_there_cannot_teach():
+    model = trained()
+    with pytest.raises(TrainingError, match=r"no control that could teach[\s\S]*copy.deepcopy"):
+        quick(model, teacher="control")
+    assert not masks.of(model)
+
+
 def test_a_pruned_model_has_no_teacher_by_itself():
     model, control = pair_of_models()
     assert finetune(model, noisy_loader(), **recipe(), control=control).teacher is None

@@ -163,11 +163,18 @@ def _chosen(
     """Return who teaches, "auto" decided: the control, where there is one and the model came dense.
 
     Raises:
-        TrainingError: There is no such teacher.
+        TrainingError: There is no such teacher, or no control.
     """
     if isinstance(teacher, str) and teacher == AUTO:
         return "control" if dense and control is not None else None
     require_teacher(teacher, model, ("auto", "dense", "control") if dense else ("auto", "control"))
+    if isinstance(teacher, str) and teacher == "control" and control is None:
+        raise TrainingError(
+            "there is no control that could teach",
+            got='teacher="control" without control=',
+            wanted="the dense model, copied before pruning",
+            remedy="control=copy.deepcopy(dense), or teacher=None: nobody teaches then",
+        )
     return teacher
 
 
