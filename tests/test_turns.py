@@ -11,8 +11,8 @@ from tests import turns
 from tests.turns import in_turn
 
 MOST = 9_000
-"""Items of `make test` and `make test-long`: each takes five milliseconds beside its work, one of eighteen thousand
-took a minute and a half."""
+"""Items of `make test` and `make test-long` together. Each takes five milliseconds beside its work; the eighteen
+thousand there once were took a minute and a half."""
 
 
 @pytest.mark.skipif(turns.SPREAD, reason="every case is an item")
@@ -35,16 +35,32 @@ def test_every_case_is_run_and_those_that_failed_are_named(in_one_item: None) ->
     def test(number: int, letter: str, word: str, fixture: str) -> None:
         ran.append((number, letter))
         assert fixture == "given"
-        if letter == "y" and number > 1:
-            with pytest.raises(ValueError, match=word):
+        if number > 1:
+            with pytest.raises(ValueError, match=word):  # nothing raises: pytest's failure is no Exception
                 pass
 
     assert list(inspect.signature(test).parameters) == ["fixture"]
     with pytest.raises(BaseExceptionGroup, match="2 of 3 cases failed") as failed:
         test(fixture="given")
     assert ran == [(number, letter) for number in (1, 2, 3) for letter in "xy"]
-    notes = [error.__notes__ for error in failed.value.exceptions]
-    assert notes == [["the case letter=y, word=cd", f"the case number={number}"] for number in (2, 3)]
+    for number, group in zip((2, 3), failed.value.exceptions, strict=True):
+        assert isinstance(group, BaseExceptionGroup) and group.__notes__ == [f"the case number={number}"]
+        notes = [error.__notes__ for error in group.exceptions]
+        assert notes == [["the case letter=x, word=ab"], ["the case letter=y, word=cd"]]
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), pytest.exit.Exception("enough")], ids=["interrupt", "exit"])
+def test_who_ends_the_run_ends_it_at_once(in_one_item: None, end: BaseException) -> None:
+    ran: list[int] = []
+
+    @in_turn("number", [1, 2])
+    def test(number: int) -> None:
+        ran.append(number)
+        raise end
+
+    with pytest.raises(type(end)):
+        test()
+    assert ran == [1]
 
 
 def test_one_failure_is_raised_as_it_is(in_one_item: None) -> None:
@@ -68,11 +84,13 @@ def test_it_is_skipped_where_every_case_was(in_one_item: None) -> None:
         test(most=0)
 
 
-def test_names_and_marks_that_no_item_could_have_are_refused(in_one_item: None) -> None:
+def test_names_marks_and_lists_that_no_item_could_have_are_refused(in_one_item: None) -> None:
     with pytest.raises(AssertionError, match="does not take"):
         in_turn("other", [1])(lambda value: None)
     with pytest.raises(AssertionError, match="use parametrize"):
         in_turn("value", [pytest.param(1, marks=pytest.mark.long)])
+    with pytest.raises(AssertionError, match="no case"):
+        in_turn("value", [])
 
 
 def test_spread_makes_an_item_of_each(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ Test = Callable[..., None]
 def in_turn(arguments: str | tuple[str, ...], values: Iterable[Any], **named: Any) -> Callable[[Test], Any]:
     """Run the test for every value, as pytest.mark.parametrize does with the same arguments, but in one item."""
     values = list(values)
+    assert values, "there is no case: the test would pass without a run"
     assert not any(isinstance(value, type(pytest.param())) for value in values), "a mark is of an item: use parametrize"
     if SPREAD:
         return pytest.mark.parametrize(arguments, values, **named)
@@ -69,7 +70,9 @@ def each(test: Test, given: Mapping[str, Any], cases: Iterable[Mapping[str, Any]
             test(**given, **case)
         except pytest.skip.Exception as skip:
             skipped.append(str(skip))
-        except (Exception, pytest.fail.Exception) as error:
+        except pytest.exit.Exception:
+            raise
+        except (Exception, BaseExceptionGroup, pytest.fail.Exception) as error:  # a group: of cases inside this one
             error.add_note("the case " + ", ".join(f"{name}={name_of(value)}" for name, value in case.items()))
             failed.append(error)
     if len(failed) == 1:
