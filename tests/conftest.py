@@ -238,13 +238,33 @@ _of_benchmarks: dict[str, ModuleType] = {}
 """Modules of the benchmarks by name: imported once, and found by the tests that ask for the folder alone."""
 
 
+@contextmanager
+def of_benchmarks(folder: Path) -> Iterator[None]:
+    """Let their modules alone have their names inside: those of the experiments, of the same names, stand aside."""
+    made = {path.stem for path in folder.glob("*.py")} | {"cases", "models"}
+
+    def apart(inside: bool) -> dict[str, ModuleType]:
+        names = [name for name in sys.modules if name.split(".")[0] in made]
+        found = [
+            name
+            for name in names
+            if (folder in Path(getattr(sys.modules[name], "__file__", None) or "").parents) is inside
+        ]
+        return {name: sys.modules.pop(name) for name in found}
+
+    others = apart(inside=False)
+    sys.modules.update(_of_benchmarks)
+    try:
+        yield
+    finally:
+        _of_benchmarks.update(apart(inside=True))
+        sys.modules.update(others)
+
+
 @pytest.fixture
 def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of the benchmarks, imported from as `python benchmarks/run.py` does."""
+    """The folder of the benchmarks, imported from as `python benchmarks/run.py` does; torch's threads stay as many."""
     folder = Path(__file__).resolve().parent.parent / "benchmarks"
     monkeypatch.syspath_prepend(str(folder))
-    sys.modules.update(_of_benchmarks)
-    yield folder
-    made = {path.stem for path in folder.glob("*.py")} | {"cases", "models"}
-    for name in [name for name in sys.modules if name.split(".")[0] in made]:
-        _of_benchmarks[name] = sys.modules.pop(name)
+    with of_benchmarks(folder), threads(torch.get_num_threads()):
+        yield folder

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import re
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from rich.console import Console
-from typer.testing import CliRunner
 
 import twofour
+from tests.conftest import of_benchmarks, threads
 from twofour import checker, measure, patterns
 from twofour.errors import DataError, MeasureError
 from twofour.kernels import Prepared
@@ -39,12 +42,14 @@ def suite(*words: str) -> subprocess.CompletedProcess[str]:
 
 def here(*words: str) -> subprocess.CompletedProcess[str]:
     """Run the suite inside this process, which has imported torch already; the fixture `benchmarks` finds it."""
-    from run import app
+    from run import main
 
-    done = CliRunner().invoke(app, list(words))
-    return subprocess.CompletedProcess(
-        words, done.exit_code, done.stdout, f"{done.stderr}{done.exception!r} {done.exception}"
-    )
+    out, errors, before = io.StringIO(), io.StringIO(), torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as given, redirect_stdout(out), redirect_stderr(errors), threads(before):
+        given.setattr(sys, "argv", ["run.py", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+    return subprocess.CompletedProcess(words, end.value.code or 0, out.getvalue(), errors.getvalue())  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -52,6 +57,22 @@ def tiny(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.txt"
     path.write_text("# name out in\na 64 32\n\nb 32 64 # comment\n")
     return path
+
+
+def test_modules_of_the_experiments_stand_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both folders have a run.py, and each finds its own after the other."""
+    other = ModuleType("run")
+    other.__file__ = str(ROOT.parent / "experiments" / "run.py")
+    monkeypatch.setitem(sys.modules, "run", other)
+    monkeypatch.syspath_prepend(str(ROOT))
+    found = []
+    for _ in range(2):
+        with of_benchmarks(ROOT):
+            import run
+
+            found.append(run)
+        assert sys.modules["run"] is other
+    assert found[0] is found[1] and Path(found[0].__file__) == ROOT / "run.py"
 
 
 def test_linear_writes_records_and_a_table(tiny: Path, tmp_path: Path, benchmarks: Path):
@@ -163,8 +184,9 @@ def test_bits_refuses_sizes_and_widths_that_are_none(cases, sizes: list[str], wi
 
 def test_mask_writes_records(tiny: Path, tmp_path: Path, benchmarks: Path):
     out = tmp_path / "m.json"
-    done = here("mask", "--shapes", str(tiny), "--threads", "1,2", "--seconds", "0.02", "--json", str(out))
-    assert done.returncode == 0, done.stderr
+    with threads(2):
+        done = here("mask", "--shapes", str(tiny), "--threads", "1,2", "--seconds", "0.02", "--json", str(out))
+        assert done.returncode == 0 and torch.get_num_threads() == 2, done.stderr
     for column in ("mask/copy", "compress/copy", "mask/clone", "compress/clone", "topk/mask"):
         assert column in done.stdout
     assert "2 threads, geometric means: mask/copy " in done.stdout
