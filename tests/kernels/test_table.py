@@ -1,8 +1,9 @@
 """Every row of every table that runs on a CPU, against its family's reference: shapes, tails, poison, threads.
 
 A row is swept by the driver of its operation; one of an operation without a driver fails, so that no row is untested.
-Inputs stand in memory full of NaN and outputs between guards, where the operation takes such operands. Every shape
-meets a third of the numbers of tokens, each of them another third; `make test-long` has every shape meet all of them.
+Inputs stand in memory full of NaN and outputs between guards, where the operation takes such operands. Every weight
+meets a third of the numbers of tokens and the next weight the next third, so that those of an operation meet all of
+them together, and blocks in each of their shapes; `make test-long` has every weight meet all of them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -459,7 +461,7 @@ def calls(
     for tokens in counts:
         x, bias = inputs(columns, tokens), random(out, seed=1) if tokens % 2 else None
         yield x, bias, 1
-        if out > 64 and tokens in ((1, 17, most) if SHARE == 1 else counts[1:2]):
+        if out > 64 and tokens in ((1, 17, most) if SHARE == 1 else counts[1:2] + counts[-1:]):
             yield x, bias, 2
         if low and tokens % 2:
             yield x.bfloat16(), bias, 1
@@ -552,8 +554,9 @@ def block_product(row: Kernel) -> None:
     for (number, text), (place, (out, columns)) in itertools.product(enumerate(BLOCKS), enumerate(shapes)):
         packed = of_blocks(out, columns, text, row.dtype)
         prepared = row.prepare(packed)
-        # Every block with every number of tokens in one shape; tests/kernels/test_block_matmul.py has more shapes.
-        for x, bias, count in calls(number, out, columns, low, 65 if (number + place) % 3 == 0 else 7):
+        # Every shape meets every number of tokens, with one size of blocks or another, and every size those up to 7.
+        most = 65 if (number + place) % 3 == 0 else 7
+        for x, bias, count in calls(number // 3 + place, out, columns, low, most):
             with threads(2 if len(x) == 33 else count):
                 y = row.run(x, prepared, bias, Problem(out))
             if row.dtype == "int8":
@@ -725,6 +728,40 @@ TABLE |= {row.name: row for row in (*rows(), *convolutions()) if row.device == "
 def test_every_row_is_right_with_every_number_of_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "SHARE", 1)
     test_every_row_is_right(name)
+
+
+class Watched:
+    """A row of float32 that is right, and what it was called with."""
+
+    dtype, sparse = "float32", True
+
+    def __init__(self) -> None:
+        self.met: set[tuple[tuple[int, ...], int, int]] = set()
+
+    def prepare(self, packed: Packed) -> Packed:
+        return packed
+
+    def run(self, x: Tensor, prepared: Packed, bias: Tensor | None, problem: Problem) -> Tensor:
+        weight = prepared.unpack()
+        self.met.add((tuple(weight.shape), len(x), torch.get_num_threads()))
+        return torch.nn.functional.linear(x, weight, bias)
+
+
+@pytest.mark.parametrize("share", [SHARE, 1])
+def test_blocks_meet_every_number_of_tokens_in_every_shape(share: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "SHARE", share)
+    row: Any = Watched()
+    block_product(row)
+    for shape in ((48, 128), (39, 77), (3, 5)):
+        assert {tokens for out, tokens, _ in row.met if out == shape} == {count for count in TOKENS if count <= 65}
+        assert (shape, 33, 2) in row.met
+
+
+def test_products_meet_every_number_of_tokens_and_two_threads_few_and_many() -> None:
+    row: Any = Watched()
+    product_of_floats(row)
+    assert {tokens for _, tokens, _ in row.met} == set(TOKENS)
+    assert {tokens for _, tokens, count in row.met if count == 2} == {7, 8, 9, 33, 65, 130}
 
 
 @pytest.mark.parametrize("name", TABLE)
