@@ -110,12 +110,12 @@ def test_processes_add_to_one_file(own_cache: Path) -> None:
 def test_a_busy_machine_is_told_of_in_one_line(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("twofour.measure.cache.SETTLED", -1.0)
+    monkeypatch.setattr("twofour.measure.timing._doubt", lambda runners: 0.3)
     with caplog.at_level(logging.WARNING, logger="twofour"):
         fast = quick(twofour.prune(mlp(), "2:4"))
     (said,) = [record.message for record in caplog.records if "busy" in record.message]
     assert re.fullmatch(
-        r"6 of 6 times were taken on a busy machine, the worst in doubt by \d+ % \(\d+x\d+\S+\): they serve now, "
+        r"6 of 6 times were taken on a busy machine, the worst in doubt by 30 % \(\d+x\d+\S+\): they serve now, "
         r"and the next compile takes them once more",
         said,
     )
