@@ -339,10 +339,8 @@ def test_a_mean_of_pixels_is_part_of_the_last_convolutions_call(channels: int, p
     twofour.quantize(model, "w2", "a2", data=[x])
     fast = twofour.compile(model, x, graph=True)
     account: Any = fast.plan.account  # type: ignore[union-attr]
-    named, taken = (
-        {share.operator for share in account.after},
-        channels % 64 == 0,
-    )  # torch adds other channels otherwise
+    named = {share.operator for share in account.after}
+    taken = channels % 64 == 0  # torch adds other channels otherwise
     call = "conv of bits, conv of bits + batch_norm + relu" + (" + max_pool" * pool + " + mean") * taken
     assert account.engine == "graph" and call in named, named
     assert bool({"max_pool2d", "adaptive_avg_pool2d", "mean"} & named) is not taken, named
