@@ -242,7 +242,6 @@ def test_a_file_without_a_graph_still_takes_an_example(tmp_path: Path) -> None:
         twofour.load(tmp_path / "m", network(), graph=True)
 
 
-@pytest.mark.long
 def test_another_process_loads_it(file: Path) -> None:
     code = (
         "import sys, twofour, tests.export.test_graph_travels as t\n"

@@ -316,7 +316,6 @@ def _worker(rank: int, folder: str, path: str) -> None:
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.long
 def test_two_processes_average_what_each_computes(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
     path = tmp_path / "gradients.pt"
