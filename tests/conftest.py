@@ -4,7 +4,8 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.utils._device import _device_constructors
 
 from tests import shapes
-from tests.turns import SPREAD, of_group
+from tests.turns import SPREAD, of_group, take_left_out
 from twofour import native
 from twofour.calls import fast_paths_are_off
 from twofour.kernels import rows
@@ -49,6 +50,30 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure() -> None:
     """What is left is freed in its order."""
     gc.unfreeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Let the report carry the cases that an item left out, from one process to another too."""
+    report = yield
+    report.user_properties.extend(("left out", case) for case in take_left_out())
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the cases that were skipped beside others that ran, as -ra prints items: each case and reason once."""
+    reports = [one for found in terminalreporter.stats.values() for one in found if isinstance(one, pytest.TestReport)]
+    cases = [
+        (report.nodeid.partition("[")[0], text)
+        for report in reports
+        if report.when == "call"
+        for name, text in report.user_properties
+        if name == "left out"
+    ]
+    if cases:
+        terminalreporter.section("cases that were skipped beside others", "=", cyan=True)
+    for (test, text), count in Counter(cases).items():
+        terminalreporter.line(f"SKIPPED [{count}] {test}: {text}")
 
 
 @pytest.fixture(autouse=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import io
 from collections import Counter
 
 import pytest
 
 from tests import turns
+from tests.conftest import pytest_terminal_summary
 from tests.turns import in_turn
 
 MOST = 9_000
@@ -73,15 +75,36 @@ def test_one_failure_is_raised_as_it_is(in_one_item: None) -> None:
     assert failed.value.__notes__ == ["the case kind=float"]
 
 
-def test_it_is_skipped_where_every_case_was(in_one_item: None) -> None:
-    @in_turn("value", [1, 2])
-    def test(value: int, most: int) -> None:
+def up_to(most: int) -> None:
+    """Run cases of which those above the most are skipped."""
+
+    def test(value: int) -> None:
         if value > most:
             pytest.skip("large")
 
-    test(most=1)
+    turns.each(test, {}, [{"value": 1}, {"value": 2}])
+
+
+def test_it_is_skipped_where_every_case_was() -> None:
     with pytest.raises(pytest.skip.Exception, match="large"):
-        test(most=0)
+        up_to(most=0)
+    assert not turns.take_left_out()
+
+
+def test_a_case_that_is_skipped_beside_others_is_in_the_summary(request: pytest.FixtureRequest) -> None:
+    """The report takes the way from a process of xdist to the one that prints."""
+    hooks, config = request.node.ihook, request.config
+    call = pytest.CallInfo.from_call(lambda: up_to(most=1), "call")
+    made = hooks.pytest_runtest_makereport(item=request.node, call=call)
+    report = hooks.pytest_report_from_serializable(
+        config=config, data=hooks.pytest_report_to_serializable(config=config, report=made)
+    )
+    out = io.StringIO()
+    printer = pytest.TerminalReporter(config, out)
+    printer.stats = {"passed": [report]}
+    pytest_terminal_summary(printer)
+    assert f"SKIPPED [1] {request.node.nodeid}: value=2: large\n" in out.getvalue()
+    assert not turns.take_left_out()
 
 
 def test_names_marks_and_lists_that_no_item_could_have_are_refused(in_one_item: None) -> None:
