@@ -110,11 +110,19 @@ def test_a_control_teaches_a_model_that_was_given_dense():
     result = quick(dense, control=trained())
     asked = quick(alone, control=trained(), teacher="control")
     assert result.teacher == asked.teacher == "the control" and same_state(dense, alone)
+    assert "taught by the control: half of the sparse run's loss, not to be compared with others" in str(result)
     assert any("forward pass of the control, which is trained first as long" in note for note in result.notes)
     untaught = trained()
     assert quick(untaught, control=trained(), teacher=None).teacher is None and not same_state(untaught, dense)
     other = quick(trained(), control=trained(), teacher=trained(1))
     assert other.teacher == "another model" and any("forward pass of another model" in note for note in other.notes)
+
+
+def test_a_control_that_is_no_copy_is_told_of(caplog):
+    quick(trained(), control=trained(), epochs=1)
+    assert "no copy" not in caplog.text
+    quick(trained(), control=trained(1), epochs=1)
+    assert "the control is no copy of the dense model: 6 weights differ, such as `0.weight`" in caplog.text
 
 
 def test_a_control_that_is_not_there_cannot_teach():

@@ -9,11 +9,13 @@ the control run.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from twofour import masks
 from twofour.errors import TrainingError
@@ -32,6 +34,8 @@ from twofour.training.lesson import Lesson
 from twofour.training.plan import Evaluate, Loss, OptimizerFactory, Plan, ScheduleFactory, SchemeFactory
 from twofour.training.result import DENSE, Result, Run
 from twofour.training.schemes import gradual
+
+log = logging.getLogger("twofour.training")
 
 
 def finetune(
@@ -145,7 +149,7 @@ def finetune(
     options = warm_start.options(model, pattern, prune, scheme=factory is not None, folder=folder)
     teaches = _chosen(teacher, model, control, dense=options is not None)
     if control is not None:
-        check_control(control, model)
+        check_control(control, model, dense=options is not None)
     settings: dict[str, Any] = {"evaluate": evaluate, "seed": seed, "schedule_every": schedule_every}
     settings |= {"clip_norm": clip_norm, "checkpoint_every": checkpoint_every, "scheme": factory}
     left = {"loss": loss, "optimizer": optimizer, "schedule": schedule, "epochs": epochs}
@@ -267,8 +271,11 @@ def _teacher(plan: Plan) -> str | None:
     return None if isinstance(plan.loader, Lesson) and plan.loader.silent else plan.taught
 
 
-def check_control(control: nn.Module, model: nn.Module) -> None:
-    """Refuse a control that is no module, masked, shares weights with the model, or is another network."""
+def check_control(control: nn.Module, model: nn.Module, *, dense: bool = False) -> None:
+    """Refuse a control that is no module, masked, shares weights with the model, or is another network.
+
+    Beside a `dense` model, which it is to be a copy of, a warning tells of other weights.
+    """
     if not isinstance(control, nn.Module):
         raise _bad_control(type(control).__name__)
     if masks.of(control):
@@ -281,7 +288,15 @@ def check_control(control: nn.Module, model: nn.Module) -> None:
     shapes = [{name: tuple(p.shape) for name, p in m.named_parameters()} for m in (control, model)]
     for name in dict.fromkeys((*shapes[0], *shapes[1])):
         if shapes[0].get(name) != shapes[1].get(name):
-            raise _bad_control(f"`{name}` is {shapes[0].get(name)} there and {shapes[1].get(name)} in the pruned model")
+            raise _bad_control(f"`{name}` is {shapes[0].get(name)} there and {shapes[1].get(name)} in the model")
+    theirs = dict(control.named_parameters()) if dense else {}
+    other = [name for name, p in model.named_parameters() if name in theirs and not _same(p, theirs[name])]
+    if other:
+        log.warning("the control is no copy of the dense model: %d weights differ, such as `%s`", len(other), other[0])
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.device != other.device or torch.equal(one, other)
 
 
 def _bad_control(got: str) -> TrainingError:
@@ -289,5 +304,5 @@ def _bad_control(got: str) -> TrainingError:
         "the control cannot be compared with the pruned model",
         got=got,
         wanted="the dense model from before pruning, with weights of its own",
-        remedy='keep a copy: control = copy.deepcopy(model); twofour.prune(model, "2:4")',
+        remedy="control=copy.deepcopy(model), copied before it is pruned",
     )

@@ -126,7 +126,9 @@ class Result:
         ]
         if self.teacher is not None:
             where = ", in batches that it answered clearly better" if self.teacher == DENSE else ""
-            lines.append(f"taught by {self.teacher}: half of the sparse run's loss{where}")
+            lines.append(
+                f"taught by {self.teacher}: half of the sparse run's loss{where}, not to be compared with others"
+            )
         return "\n".join([*lines, *self.notes])
 
 

@@ -121,7 +121,8 @@ def cost(model: nn.Module, plan: Plan, *, teacher: str | None) -> tuple[str, ...
     said = ", ".join(f"{name} {size / 2**20:.1f}" for name, size in parts if size)
     steps = length(plan.loader)
     taught = "" if teacher is None else f", each with a forward pass of {_TEACHERS.get(teacher, teacher)}"
-    amount = f"{plan.epochs} epochs of {f'{steps} steps' if steps else 'a loader without a length'}{taught}"
+    size = f"{steps} steps" if steps else "a loader without a length"
+    amount = f"{plan.epochs} epoch{'s' * (plan.epochs != 1)} of {size}{taught}"
     notes = (amount, f"memory in MiB: {said}, and what the optimiser keeps, of AdamW twice the gradients")
     for note in notes:
         log.info("%s", note)
