@@ -172,7 +172,7 @@ def test_bfloat16_rows_round_where_the_products_do(row: Kernel) -> None:
     fused = made(row, (64, 2112, 33), gated=True)
     x, other = torch.randn(131, 64).bfloat16(), torch.randn(131, 33).bfloat16()
     ahead, behind = norms((64, 2112, 33))
-    found, wanted = fused.run(x, other, ahead, behind, keep=True), in_turn(fused, x, other, ahead, behind)
+    found, wanted = fused.run(x, other, ahead, behind, keep=True), by_product(fused, x, other, ahead, behind)
     for y, apart in zip(found, wanted, strict=True):
         assert y.dtype is torch.bfloat16
         near(y, apart.double(), 2**-6)
