@@ -313,6 +313,9 @@ def _worker(rank: int, folder: str, path: str) -> None:
     if rank == 0:
         torch.save([p.grad for p in model.parameters()], path)
     torch.distributed.barrier()
+    # A reducer that outlives the group destroys it with the interpreter's lock held, and the group's thread waits for
+    # that lock: one worker of about 200 hung.
+    del parallel
     torch.distributed.destroy_process_group()
 
 
