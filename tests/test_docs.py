@@ -254,14 +254,14 @@ def test_versions_agree() -> None:
 def test_the_workflow_says_what_is_not_run_and_runs_what_contributing_says() -> None:
     workflow, steps = (
         text(".github/workflows/ci.yml"),
-        re.findall(r"^(?:if .*; then )?make ([\w-]+)", text(".ci/run"), re.M),
+        re.findall(r"^ *make ([a-z][\w-]*)", text(".ci/run"), re.M),
     )
     assert workflow.startswith("# NOT RUN YET") and "run: .ci/run" in workflow
     assert steps == ["test", "check", "fuzz-quick", "test-long"]
     (needed,) = re.findall(r"^test-long: (.+)$", text("Makefile"), re.M)
     assert "$(VENV)/docs.stamp" in needed, "the test that builds the site would be skipped"
     said = text("CONTRIBUTING.md")
-    assert "`make test`, `make check`, `make fuzz-quick`, then `make test-long` where the others took less" in said
+    assert "`make test`, `make check`, `make fuzz-quick`, then `make test-long` where half an hour holds it" in said
 
 
 def test_the_first_command_installs_and_what_pages_tell_to_make_or_install_exists() -> None:
