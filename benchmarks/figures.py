@@ -14,7 +14,7 @@ import operation_tables
 import use_tables
 from cases import models_table
 from cases.models import DENSE, EAGER, INDUCTOR, OPENVINO, ORT, SPARSE
-from cases.records import TRACKED, machine_line
+from cases.records import TRACKED, machine_line, machine_lines
 from cases.table import best_ratio
 from cases.training import ALL, BOTH, CONTROL, KEPT, SDGP
 from twofour import measure
@@ -42,16 +42,15 @@ def draw_all() -> list[Path]:
         blocks += [f"### Fusion and algebra: {_heading(every[0])}"]
         blocks += [fusion_tables.of_fusion(tables["fusion"])] if tables["fusion"] else []
         blocks += [fusion_tables.of_algebra(tables["algebra"])] if tables["algebra"] else []
-        blocks += [f"Measured on: {line}." for line in dict.fromkeys(map(machine_line, every))]
+        blocks += _measured(every)
     for title, written in TITLES.items():
         for machine in recorded(written):
             tables = {name: found for name in written if (found := _load(name, machine))}
-            every = [record for records in tables.values() for record in records]
-            blocks += [f"### {title}: {_heading(every[0])}"]
-            for name, records in tables.items():
+            blocks += [f"### {title}: {_heading(next(iter(tables.values()))[0])}"]
+            measured = [_measured(records) for records in tables.values()]
+            for (name, records), lines, following in zip(tables.items(), measured, [*measured[1:], []], strict=True):
                 said, write = written[name]
-                blocks += [said, write(records)]
-            blocks += [f"Measured on: {line}." for line in dict.fromkeys(map(machine_line, every))]
+                blocks += [said, write(records), *(lines if lines != following else [])]
     for machine in machines():
         figures = draw(machine)
         every = [r for dtype in DTYPES for name in ("linear", "models") for r in _load(f"{name}-{dtype}", machine)]
@@ -59,10 +58,14 @@ def draw_all() -> list[Path]:
         blocks += [f"`make figures` draws these records as `docs/figures/*-{machine}.svg`."]
         blocks += [_ratio_table(state, machine) for state in STATES if any(_linear(d, state, machine) for d in DTYPES)]
         blocks += [_table(records) for dtype in DTYPES if (records := _load(f"models-{dtype}", machine))]
-        blocks += [f"Measured on: {line}." for line in dict.fromkeys(machine_line(record) for record in every)]
+        blocks += _measured(every)
         drawn += figures
     PAGE.write_text("\n\n".join([head + START, *blocks, END + rest.split(END)[1]]))
     return [*drawn, PAGE]
+
+
+def _measured(records: list[Record]) -> list[str]:
+    return [f"Measured on: {line}." for line in machine_lines(records)]
 
 
 def _heading(record: Record) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 from rich.console import Console
@@ -96,11 +97,27 @@ def _shown(cells: Sequence[dict[str, object]]) -> Iterator[dict[str, object]]:
 
 def machine_line(record: Record) -> str:
     """Say in one line what the records were measured on."""
+    return f"{_place(record)}, {_commit(record)}"
+
+
+def machine_lines(records: Iterable[Record]) -> list[str]:
+    """Say in a line for each machine and its software what records were measured on, with all their commits."""
+    found: dict[str, dict[str, None]] = {}
+    for record in records:
+        found.setdefault(_place(record), {})[_commit(record)] = None
+    return [f"{place}, {', '.join(commits)}" for place, commits in found.items()]
+
+
+def _place(record: Record) -> str:
     machine = record.machine
-    software, commit = dict(machine["software"]), machine.get("commit")  # pyright: ignore[reportArgumentType,reportCallIssue]
-    state = "no commit" if not commit else f"commit {commit['id'][:10]}{' + changes' if commit['dirty'] else ''}"  # pyright: ignore
+    software = cast("Mapping[str, str]", machine["software"])
     return (
         f"{machine['cpu']} ({machine['cpu_identity']}), {machine['cores_allowed']} cores, {machine['os']}; "
         f"torch {software['torch']}, {software['mkl']}, oneDNN {software['onednn']}, "
-        f"twofour {software['twofour']} [{software['native_isa']}], {state}"
+        f"twofour {software['twofour']} [{software['native_isa']}]"
     )
+
+
+def _commit(record: Record) -> str:
+    commit = record.machine.get("commit")
+    return "no commit" if not commit else f"commit {commit['id'][:10]}{' + changes' if commit['dirty'] else ''}"  # pyright: ignore
