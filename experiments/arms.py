@@ -32,7 +32,7 @@ class Arm:
             with a twentieth of its data kept from it to judge, "bare" with no optimiser and schedule given.
         permuted: Whether channels are permuted first.
         again: Whether the training is repeated.
-        taught: Whether the trained control teaches meanwhile, as `twofour.finetune` has it where it is given one.
+        taught: Whether the trained control teaches meanwhile, as `twofour.finetune` has it; else it has `control=None`.
     """
 
     pattern: str

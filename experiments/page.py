@@ -45,8 +45,8 @@ How to read it:
   the process held meanwhile beyond what it held before; empty where a row was measured without them. "auto" is what
   `twofour.prune` does with data by itself: `admm`, then the kept values solved together.
 * **random** keeps random values: what any criterion must beat. Where it ties, the text says so.
-* "default" is what `twofour.finetune` does with the dense model and the optimiser, schedule and epochs of its training,
-  "bare" without optimiser and schedule, "taught" with the trained control given, which teaches then: pruned by batches
+* "default" is what `twofour.finetune` does with the dense model, the optimiser, schedule and epochs of its training and
+  `control=None`, "taught" what it does with the control, which teaches then, "bare" without all that: pruned by batches
   of the loader; the state with the least loss on some of the training data stands, which can be that before the first
   step. "held back" is what it did before: a twentieth of the training data, which the dense model had seen, was kept
   from the training to judge.

@@ -293,6 +293,7 @@ def _whole(subject: Task, arm: Arm, seed: int) -> Row:
         evaluate=lambda model: _answered(subject, model),
         seed=seed,
         held=held,
+        control=None,  # a row of its own
         teacher=_kept_control(subject, seed) if arm.taught else None,
         pattern=arm.pattern,
         prune={"skip": subject.skip, "eligibility": subject.eligibility},

@@ -90,14 +90,17 @@ def test_a_row_says_what_was_done(here):
 
 
 @pytest.mark.parametrize("criterion", ["default", "held back", "bare"])
-def test_a_row_of_the_default_recipe_is_given_the_dense_model(here, criterion):
+def test_a_row_of_the_default_recipe_is_given_the_dense_model(here, criterion, monkeypatch):
     from arms import AGAIN, Arm
     from run import measured
 
     arm = next(arm for arm in AGAIN if arm.criterion == criterion)
     assert arm.whole and not Arm("2:4", "wanda").whole and arm.key == f"again: 2:4 {criterion}"
-    task = toy()
+    task, given = toy(), []
+    whole = twofour.finetune
+    monkeypatch.setattr(twofour, "finetune", lambda *a, **options: given.append(options) or whole(*a, **options))
     row = measured(task, arm, 0)
+    assert [(options["control"], options["teacher"]) for options in given] == [(None, None)], "an untaught row"
     assert (row.key, row.epochs) == (arm.key, 2) and 50 < row.one_shot <= 100 and row.value > row.dense - 10
 
 

@@ -15,7 +15,7 @@ from tests.training.small import Noisy, accuracy, dense_model, noisy_loader, pai
 from tests.turns import in_turn
 from twofour import masks
 from twofour.errors import FormatError, LayerError, TrainingError
-from twofour.training import Taught, checkpoint, defaults, distilled, finetune, judge, train, trainee, warm_start
+from twofour.training import Taught, checkpoint, controls, defaults, distilled, finetune, judge, train, trainee
 from twofour.training.batches import epoch_batches
 from twofour.training.lesson import Lesson
 from twofour.training.plan import Plan
@@ -42,6 +42,7 @@ def optimizer(params):
 
 def quick(model, loader=None, **changes):
     given = {"loss": F.cross_entropy, "optimizer": optimizer, "epochs": 2, "progress": False, "prune": QUICK}
+    given["control"] = None
     return finetune(model, noisy_loader() if loader is None else loader, **{**given, **changes})
 
 
@@ -126,10 +127,121 @@ def test_a_control_that_is_no_copy_is_told_of(caplog):
 
 
 def test_a_control_that_is_not_there_cannot_teach():
-    model = trained()
+    model, (pruned, _) = trained(), pair_of_models()
     with pytest.raises(TrainingError, match=r"no control that could teach[\s\S]*copy.deepcopy"):
         quick(model, teacher="control")
     assert not masks.of(model)
+    with pytest.raises(TrainingError, match="no control that could teach"):
+        finetune(pruned, noisy_loader(), **recipe(), teacher="control")
+
+
+def test_by_itself_a_copy_of_the_dense_model_proves_and_teaches(caplog):
+    caplog.set_level(logging.INFO, logger="twofour.training")
+    model, by_hand, control = trained(), trained(), trained()
+    control[4].bias.requires_grad_(False)
+    model[4].bias.requires_grad_(False)
+    by_hand[4].bias.requires_grad_(False)
+    result = quick(model, control="auto", evaluate=accuracy, held=noisy_loader())
+    wanted = quick(by_hand, control=control, evaluate=accuracy, held=noisy_loader())
+    assert same_state(model, by_hand) and result.teacher == "the control"
+    assert result.control.history == wanted.control.history and result.difference == wanted.difference is not None
+    cost = next(note for note in result.notes if "forward pass of the control, which is trained first" in note)
+    assert cost.endswith("control=None saves both") and "the control 0.0" in "".join(result.notes)
+    first = caplog.text.index
+    assert first(cost) < first("pruned 1 weights") < first("control epoch 1 of 2") < first("sparse epoch 1 of 2")
+    assert quick(trained(), control="auto", teacher=None).control is None, "it is made to teach"
+    asked = quick(trained(), control="auto", optimizer="auto", teacher="control", epochs=1)
+    assert asked.teacher == "the control" and asked.control is not None
+
+
+class Uncopied(nn.Sequential):
+    def __deepcopy__(self, memory):
+        raise RuntimeError("a handle of a device")
+
+
+class Sharing(nn.Sequential):
+    def __deepcopy__(self, memory):
+        return Sharing(*self)
+
+
+def caught_in_a_function(model):
+    forward = model[1].forward
+    model[1].forward = lambda x: forward(x)
+    return model
+
+
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        (lambda m: Uncopied(*m), "cannot be copied (RuntimeError: a handle of a device)"),
+        (lambda m: Sharing(*m), "the copy would share 0.weight, 0.bias, 1.weight"),
+        (caught_in_a_function, "the copy would share 1.forward"),
+    ],
+)
+def test_without_a_copy_there_is_no_control_and_a_warning(change, told, caplog):
+    result = quick(change(trained()), control="auto")
+    assert result.control is result.teacher is None and result.sparse.kept is not None
+    note = next(note for note in result.notes if note.startswith("no control, which would also teach: "))
+    assert told in note and [(r.levelname, r.message) for r in caplog.records if "no control" in r.message] == [
+        ("WARNING", note)
+    ]
+    for teacher, words in (("control", "no control that could teach"), ("dense", "cannot be copied")):
+        model = change(trained())
+        with pytest.raises(TrainingError, match=words):
+            quick(model, control="auto", teacher=teacher)
+        assert not masks.of(model)
+
+
+def test_an_optimiser_of_other_weights_has_no_control():
+    model, extra = trained(), nn.Parameter(torch.zeros(3))
+    captured = lambda params: optimizer(list(model.parameters()))  # noqa: E731
+    told = "".join(quick(model, control="auto", optimizer=captured).notes)
+    assert "takes other parameters than those that it is given" in told
+    more = quick(trained(), control="auto", optimizer=lambda params: optimizer([*params, extra]))
+    assert (
+        more.control is None and quick(trained(), control=trained(), optimizer=lambda p: optimizer([*p, extra])).control
+    )
+    model = trained()
+    with pytest.raises(TrainingError, match=r"cannot be compared[\s\S]*an optimiser of the model's weights"):
+        quick(model, control=trained(), optimizer=captured_of(model))
+    assert not masks.of(model)
+
+
+def captured_of(model):
+    return lambda params: optimizer(list(model.parameters()))
+
+
+def test_no_control_is_made_where_none_could_teach(caplog):
+    bare = quick(trained(), control="auto", optimizer="auto", epochs=1)
+    assert bare.control is None and "training is not known; its optimizer=" in "".join(bare.notes)
+    assert "no control" not in caplog.text, "nothing is wrong"
+
+    class Words(nn.Sequential):
+        def forward(self, x):
+            return SimpleNamespace(words="none", scores=super().forward(x))
+
+    silent = quick(Words(*trained()), control="auto", loss=lambda o, y: F.cross_entropy(o.scores, y))
+    assert silent.control is None and "its answers cannot be compared" in "".join(silent.notes)
+    model, (pruned, _) = trained(), pair_of_models()
+    taught = quick(model, Taught(noisy_loader(), trained()), control="auto", loss=distilled(F.cross_entropy))
+    assert taught.control is taught.teacher is None and "no control" not in "".join(taught.notes)
+    assert finetune(pruned, noisy_loader(), **recipe()).control is None
+    assert finetune(trained(), noisy_loader(), **recipe(), scheme="2:4").control is None
+
+
+def test_a_run_that_began_without_a_control_goes_on_without(tmp_path):
+    quick(trained(), checkpoint=tmp_path)
+    again = quick(trained(), checkpoint=tmp_path, control="auto")
+    assert again.control is None and "began without" in "".join(again.notes)
+
+
+def test_a_teacher_of_another_shape_is_refused_before_pruning():
+    model = trained()
+    other = nn.Linear(16, 3)
+    for given in ({"teacher": other}, {"teacher": other, "control": trained()}):
+        with pytest.raises(TrainingError, match=r"cannot be compared[\s\S]*\(8, 4\) and \(8, 3\)"):
+            quick(model, **given)
+        assert not masks.of(model)
 
 
 def test_a_pruned_model_has_no_teacher_by_itself():
@@ -206,8 +318,11 @@ def test_a_better_state_is_copied_into_the_tensors_of_the_last():
     assert all(torch.equal(value, again[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("stop", [2, 9])
-def test_stopped_it_goes_on_from_the_dense_model_to_the_same_bits(tmp_path, stop):
+@pytest.mark.parametrize(
+    "stop, who",
+    [(2, {"teacher": "dense"}), (9, {"teacher": "dense"}), *((stop, {"control": "auto"}) for stop in (2, 9, 15, 21))],
+)
+def test_stopped_it_goes_on_from_the_dense_model_to_the_same_bits(tmp_path, stop, who):
     start = trained()
 
     def after(folder, most, model=None):
@@ -220,7 +335,7 @@ def test_stopped_it_goes_on_from_the_dense_model_to_the_same_bits(tmp_path, stop
                     raise Stop
             return F.cross_entropy(output, target)
 
-        given = {"loss": loss, "teacher": "dense", "evaluate": accuracy}
+        given = {"loss": loss, "evaluate": accuracy, **who}
         return model, quick(model, checkpoint=folder, checkpoint_every=2, **given), len(calls)
 
     model = copy.deepcopy(start)
@@ -234,6 +349,7 @@ def test_stopped_it_goes_on_from_the_dense_model_to_the_same_bits(tmp_path, stop
     assert (tmp_path / "a" / "start.pt").stat().st_mtime_ns == written, "pruned once"
     assert calls < all_calls and same_state(resumed, wanted)
     assert result.sparse.history == whole.sparse.history and result.notes == whole.notes
+    assert result.difference == whole.difference and (result.difference is None) == ("teacher" in who)
     assert (result.sparse.held, result.sparse.kept) == (whole.sparse.held, whole.sparse.kept)
     with pytest.raises(TrainingError, match=r"of another run[\s\S]*dense model: "):
         after(tmp_path / "a", 99, trained(1))
@@ -429,11 +545,12 @@ def test_a_start_that_knows_the_data_by_heart_does_not_win_by_them():
     x, y = torch.randn(96, 16, generator=generator), torch.randint(4, (96,), generator=generator)
     wide = nn.Sequential(nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 4))
     adam = {"loss": F.cross_entropy, "optimizer": lambda params: torch.optim.Adam(params, lr=1e-2), "progress": False}
+    alone = {"control": None, "prune": QUICK}
     train(wide, list(zip(x.split(8), y.split(8), strict=True)), **adam, epochs=30)
     assert float((wide(x).argmax(1) == y).float().mean()) > 0.95
     half = list(zip(x[:48].split(8), y[:48].split(8), strict=True))
     judged = {"": None, "the other half": [(x[48:], y[48:])]}
-    results = [finetune(copy.deepcopy(wide), half, **adam, epochs=8, prune=QUICK, held=h) for h in judged.values()]
+    results = [finetune(copy.deepcopy(wide), half, **adam, **alone, epochs=8, held=h) for h in judged.values()]
     assert [result.sparse.kept > 0 for result in results] == [True, False]
     assert results[0].sparse.history[-1].held < results[0].sparse.held
 
@@ -509,7 +626,7 @@ def test_the_first_batch_tells_the_loss(output, target, name):
 def test_a_guiding_teacher_teaches_where_it_is_better(right, guided, share):
     x, y = torch.randn(8, 4), torch.zeros(8, dtype=torch.long)
     plan = Plan([(x, y)], F.cross_entropy, optimizer, None, 1)
-    lesson = Lesson(plan, nn.Linear(4, 4), "the dense model", guided=guided)
+    lesson = Lesson(plan, nn.Linear(4, 4), "classes", lambda output: output, guided=guided)
     _, target = next(iter(lesson))
     output = torch.zeros(8, 4)
     output[:, 0] = right
@@ -517,7 +634,7 @@ def test_a_guiding_teacher_teaches_where_it_is_better(right, guided, share):
 
 
 def test_a_loader_that_brings_a_teacher_has_no_other(monkeypatch):
-    monkeypatch.setattr(warm_start, "_copied", lambda model: pytest.fail("nobody asked for a copy"))
+    monkeypatch.setattr(controls, "copied", lambda model: pytest.fail("nobody asked for a copy"))
     model = trained()
     taught = Taught(noisy_loader(), copy.deepcopy(model))
     result = quick(model, taught, loss=distilled(F.cross_entropy), teacher="dense")

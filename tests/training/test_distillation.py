@@ -343,6 +343,17 @@ def test_hidden_tokens_are_not_compared(kind) -> None:
     assert len(next(iter(Taught([(whole, target)], teacher)))[1]) == 2
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_distance_of_many_scores_of_16_bits_is_a_number(dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    found, wanted = (8 * torch.randn(20000, 5, generator=generator) for _ in range(2))
+    loss = distilled(lambda o, t: o.float().sum() * 0, weight=1.0)
+    exact = loss(found.to(dtype).float(), (None, wanted.to(dtype).float()))
+    few = loss(found.to(dtype), (None, wanted.to(dtype)))
+    assert float(exact) * len(found) / 4 > torch.finfo(torch.float16).max
+    torch.testing.assert_close(few.float(), exact, rtol=1e-2, atol=0)
+
+
 @pytest.mark.parametrize("shape", [(6,), (2, 3), (2, 3, 2)])
 def test_classes_that_are_ignored_are_not_compared(shape) -> None:
     generator = torch.Generator().manual_seed(0)

@@ -5,12 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
+from torch import nn
+
 from twofour.calibration.batches import to_device
-from twofour.calls import call
+from twofour.calls import call, evaluating
 from twofour.errors import TrainingError
 from twofour.training import randomness
 
-__all__ = ["Loader", "call", "empty_loader", "epoch_batches", "length", "pair", "require_loader", "to_device"]
+__all__ = [
+    "Loader",
+    "answered",
+    "call",
+    "device_of",
+    "empty_loader",
+    "epoch_batches",
+    "length",
+    "pair",
+    "require_loader",
+]
+__all__ += ["to_device"]
 
 Loader = Iterable[Any]
 _END = object()
@@ -22,6 +36,17 @@ def length(loader: Loader) -> int | None:
         return len(loader)  # type: ignore[arg-type]
     except TypeError:  # no __len__, or an IterableDataset without one
         return None
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return where a model's inputs go."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def answered(model: nn.Module, inputs: Any) -> Any:
+    """Return what a model answers in evaluation mode, without gradients; its random numbers touch nothing."""
+    with evaluating(model), torch.no_grad(), randomness.undisturbed():
+        return call(model, to_device(inputs, device_of(model)))
 
 
 def require_loader(loader: object) -> None:

@@ -49,11 +49,7 @@ def alone(path: Path | None) -> Iterator[None]:
 
 
 def write(path: Path, state: dict[str, Any]) -> None:
-    """Replace the checkpoint at `path`; killed at any moment, it leaves a whole file there.
-
-    Args:
-        path: File to write; its folder is made when missing.
-        state: The parts named in `PARTS`; tensors, numbers, strings and containers of them.
+    """Replace the checkpoint at `path`, whose folder is made when missing; killed at any moment, it leaves it whole.
 
     Raises:
         TrainingError: The state holds an object that is neither a tensor nor plain, so that reading it back
@@ -81,11 +77,7 @@ START: dict[str, type | tuple[type, ...]] = {"run": dict, "model": dict, "masks"
 
 
 def read(path: Path, parts: Mapping[str, type | tuple[type, ...]] = PARTS) -> dict[str, Any] | None:
-    """The state stored at `path`, None when there is no such file; no code in the file is ever run.
-
-    Args:
-        path: The file.
-        parts: What it must hold: names and types.
+    """The state stored at `path`, of `parts` by name and type; None without such a file. No code in it is ever run.
 
     Raises:
         FormatError: The file is truncated, damaged, or not a checkpoint of this library and version. It is

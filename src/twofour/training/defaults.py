@@ -20,10 +20,9 @@ from torch.nn import functional as F
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from twofour import calls
 from twofour.errors import TrainingError, one_of
-from twofour.training import judge, randomness
-from twofour.training.batches import Loader, call, length, to_device
+from twofour.training import judge
+from twofour.training.batches import Loader, answered, length
 from twofour.training.distillation import IGNORED, comparison
 from twofour.training.judge import Keep, Loss, first_batch
 from twofour.training.plan import OptimizerFactory, Plan, ScheduleFactory, require_repeatable
@@ -215,9 +214,7 @@ def loss_for(model: nn.Module, loader: Loader, seed: int) -> tuple[Loss, str]:
     """
     require_repeatable(loader)
     inputs, target = first_batch(loader, seed)
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    with calls.evaluating(model), torch.no_grad(), randomness.undisturbed():
-        output = call(model, to_device(inputs, device))
+    output = answered(model, inputs)
     own: Any = getattr(output, "loss", None)
     if isinstance(own, Tensor) and own.numel() == 1:
         return _own, "the model's own"

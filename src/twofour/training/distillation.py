@@ -22,7 +22,7 @@ from twofour import calls
 from twofour.calibration import Batch
 from twofour.errors import TrainingError
 from twofour.reconstruction.distances import counted, relative
-from twofour.training.batches import Loader, call, length, pair, require_loader, to_device
+from twofour.training.batches import Loader, call, device_of, length, pair, require_loader, to_device
 from twofour.training.plan import Loss, require_called
 
 Answer = Callable[[Any], Tensor]
@@ -134,7 +134,7 @@ class Hidden:
             )
         terms = list[Tensor]()
         for name, state, other in zip(self.layers, found, wanted, strict=True):
-            _require_comparable(state, other, "values", name)
+            require_comparable(state, other, "values", name)
             terms.append(relative(state, other.to(state.device), tokens))
         return torch.stack(terms).mean()
 
@@ -231,11 +231,8 @@ class Taught:
             inputs, target = pair(batch)
             seen = dict[str, Tensor]()
             observed = calls.observing(self._layers, after=_keeping(seen))
-            if self.silent:
-                yield inputs, (target, None)
-                continue
             with calls.evaluating(self.teacher), torch.no_grad(), observed:
-                answer = self._answered(call(self.teacher, to_device(inputs, device)), inputs, target)
+                answer = self._answered(call(self.teacher, to_device(inputs, device)), target)
             states = tuple(seen[name] for name, _ in self._layers if name in seen)
             tokens = Batch(inputs).tokens
             if tokens is not None and not tokens.all():
@@ -243,16 +240,8 @@ class Taught:
             else:
                 yield inputs, (target, answer, states) if self._layers else (target, answer)
 
-    silent = False
-    """Whether the teacher is not asked."""
-
-    def _answered(self, output: Any, inputs: Any, target: Any) -> Tensor | None:
+    def _answered(self, output: Any, target: Any) -> Tensor:
         return self.answer(output)
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Return where a model's inputs go."""
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def distilled(
@@ -304,7 +293,7 @@ def distilled(
         states, tokens = further[0] if further else (), further[1] if len(further) > 1 else None
         found = answer(output)
         wanted = wanted.to(found.device)
-        _require_comparable(found, wanted, kind)
+        require_comparable(found, wanted, kind)
         count = _meant(found, truth, tokens) if kind == "classes" else tokens
         ours, dense = counted(found, count), counted(wanted, count)
         if kind == "classes":
@@ -321,7 +310,8 @@ def distilled(
 
 def _divergence(found: Tensor, wanted: Tensor, temperature: float) -> Tensor:
     """Return Hinton's term for scores (..., classes): 0 where there are none."""
-    student, teacher = (F.log_softmax(scores / temperature, -1).flatten(0, -2) for scores in (found, wanted))
+    wide = torch.promote_types(found.dtype, torch.float32)  # a sum over tokens is no number of float16
+    student, teacher = (F.log_softmax(s / temperature, -1, dtype=wide).flatten(0, -2) for s in (found, wanted))
     return temperature**2 * F.kl_div(student, teacher, reduction="sum", log_target=True) / max(1, len(student))
 
 
@@ -333,7 +323,8 @@ def _meant(found: Tensor, truth: Any, tokens: Tensor | None) -> Tensor | None:
     return meant & tokens.to(meant.device) if tokens is not None and tokens.shape == meant.shape else meant
 
 
-def _require_comparable(found: Tensor, wanted: Tensor, kind: str, layer: str | None = None) -> None:
+def require_comparable(found: Tensor, wanted: Tensor, kind: str, layer: str | None = None) -> None:
+    """Refuse answers of two shapes, and as classes those that are no scores."""
     if found.shape != wanted.shape:
         raise TrainingError(
             "the student's answer and the teacher's cannot be compared",

@@ -9,15 +9,12 @@ the control run.
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from twofour import masks
 from twofour.errors import TrainingError
 from twofour.files import named
 from twofour.layers import require_module
@@ -25,17 +22,15 @@ from twofour.patterns import Pattern
 from twofour.progress import Progress
 from twofour.recipe import Recipe
 from twofour.training import checkpoint as checkpoints
-from twofour.training import defaults, loop, warm_start
+from twofour.training import controls, defaults, loop, warm_start
 from twofour.training.batches import Loader
-from twofour.training.defaults import AUTO, Auto
-from twofour.training.distillation import Taught
+from twofour.training.controls import Wish
+from twofour.training.defaults import AUTO, Auto, is_auto
 from twofour.training.judge import Keep
-from twofour.training.lesson import Lesson
+from twofour.training.lesson import taught
 from twofour.training.plan import Evaluate, Loss, OptimizerFactory, Plan, ScheduleFactory, SchemeFactory
-from twofour.training.result import DENSE, Result, Run
+from twofour.training.result import OTHER, Result, Run
 from twofour.training.schemes import gradual
-
-log = logging.getLogger("twofour.training")
 
 
 def finetune(
@@ -47,7 +42,7 @@ def finetune(
     schedule: ScheduleFactory | Auto | None = AUTO,
     epochs: int | Auto = AUTO,
     evaluate: Evaluate | None = None,
-    control: nn.Module | None = None,
+    control: nn.Module | Auto | None = AUTO,
     checkpoint: str | Path | None = None,
     checkpoint_every: int | None = None,
     seed: int = 0,
@@ -67,29 +62,27 @@ def finetune(
     another order of the channels where one loses less on data held back. The state with the least loss on some batches
     of the training stands, that before the first step too: what comes back is no worse there than what was pruned. The
     dense model has seen such data, so only data that it has not, as `held`, can tell which state is better on new ones.
-    `Result.notes`, and the log at INFO before each part begins, say what is done and
-    what it costs. Given a pruned model the last state stands, as in the paper, unless `keep` says otherwise.
+    `Result.notes`, and the log at INFO before each part begins, say what is done and what it costs. Given a pruned
+    model the last state stands, as in the paper, unless `keep` says otherwise.
 
-    The learning rate is rewound: `optimizer` and `schedule` are those of the original training, begun anew. With
-    `control` the dense model is trained beside it as a control, on the same batches.
-
-    With `teacher="dense"` a copy of a dense model that is pruned here teaches: half of the loss of those batches that
-    it answers clearly better. With `teacher="control"` the control is trained first, by the loss alone, and then
-    teaches: half of the sparse model's loss is the distance to the control's answers (Hinton et al. 2015;
-    `distilled`). Either costs a forward pass of the teacher in each step, and the difference to the control is then
-    that of sparsity and teaching together.
+    The learning rate is rewound: `optimizer` and `schedule` are those of the original training, begun anew. Where they
+    are given, a copy of a dense model has the same training first, as a control, by the loss alone, and then teaches:
+    half of the sparse model's loss is the distance to the control's answers (Hinton et al. 2015; `distilled`). That
+    costs as many steps again, a forward pass of the control in each step of the sparse model and the memory of one more
+    model; the difference to the control is that of sparsity and teaching together. `control=None` leaves both out.
+    With `teacher="dense"` a copy of the model as it came teaches instead: half of the loss of those batches that it
+    answers clearly better.
 
     With `scheme` the model comes dense and becomes sparse meanwhile: `finetune(..., scheme="block:16x16@0.9")` prunes
     it more and more over the first half of the steps (`training.gradual`), the other half repairs.
 
-    Both models are trained in place, on the same batches in the same order. The order of
-    an epoch follows from (seed, epoch) alone; torch generators held by the loader are seeded for it and put
-    back at the end, like the global random state. A random generator hidden elsewhere in the loader is not
-    reached. Every epoch begins with `model.train()`.
+    Both models are trained in place, on the same batches in the same order. The order of an epoch follows from (seed,
+    epoch) alone; torch generators held by the loader are seeded for it and put back at the end, like the global random
+    state. A random generator hidden elsewhere in the loader is not reached. Every epoch begins with `model.train()`.
 
-    With `checkpoint`, a run that was killed continues when called again with the same arguments and a model
-    with the same masks, or the same dense model, and ends with the same bits as an uninterrupted run on the same number
-    of threads. Mid-epoch, batches already used are loaded again and left out.
+    With `checkpoint`, a run that was killed continues when called again with the same arguments and a model with the
+    same masks, or the same dense model, and ends with the same bits as an uninterrupted run on the same number of
+    threads. Mid-epoch, batches already used are loaded again and left out.
 
     Args:
         model: A model pruned with `twofour.prune`, or a dense one; with `scheme` a dense one.
@@ -103,8 +96,10 @@ def finetune(
             tenth of the steps and down to nothing as a cosine where the optimiser is "auto" too, else None.
         epochs: As many as the original training had. "auto": 3, or as many as give 500 steps, 10 at most.
         evaluate: `evaluate(model)` -> a number or a dict of numbers; called in evaluation mode without
-            gradients, before the first step and after every epoch.
-        control: The dense model, copied before pruning; it gets the same extra training, before the sparse one.
+            gradients, before the first step and after every epoch, of the control too.
+        control: The dense model, copied before pruning; it gets the same extra training, before the sparse one. "auto":
+            a copy made here, where a dense model is pruned, `optimizer` is given and the control is to teach; where
+            none can be made, or there are no answers to compare, a warning says so, and there is none. None: none.
         checkpoint: Folder for `sparse.pt` and `control.pt`, written at the end of every epoch, and for `start.pt`, what
             a dense model was pruned to.
         checkpoint_every: Write them also every so many steps within an epoch.
@@ -113,15 +108,15 @@ def finetune(
         clip_norm: Clip the gradients to this total norm.
         progress: Show progress bars with the time left on standard error.
         scheme: How a dense model becomes sparse: an N:M or a pattern of blocks, for all layers or by a mapping or
-            `Recipe` as `twofour.prune` takes them, or a function of the model and the
-            number of steps that attaches a scheme of `twofour.training`, such as `gradual.during("1:4")` and
-            `block_thresholds.during((4, 4))` return. Its penalty is added to the loss, but not to what is reported.
+            `Recipe` as `twofour.prune` takes them, or a function of the model and the number of steps that attaches a
+            scheme of `twofour.training`, such as `gradual.during("1:4")` and `block_thresholds.during((4, 4))` return.
+            Its penalty is added to the loss, but not to what is reported.
         teacher: Who teaches the sparse model: None: nobody; the "control"; the "dense" model, where it is pruned here;
             another model that is trained for the task already. "auto": the control, where there is one and a dense
-            model is pruned here, else nobody. The first batch says how answers are compared: as classes where the
-            targets are whole numbers, or where the answers have `logits` and neither the targets nor `labels` among the
-            inputs are floats; else by their values, relative to the teacher's; where they cannot be, a warning says so,
-            and nobody teaches. Where the loader brings a teacher already (`Taught`), nobody else teaches.
+            model is pruned here, else nobody. The first batch says first of all how answers are compared: as classes
+            where the targets are whole numbers, or where the answers have `logits` and neither the targets nor `labels`
+            among the inputs are floats; else by their values, relative to the teacher's; where they cannot be, a
+            warning says so, and nobody teaches. Where the loader brings a teacher (`Taught`), nobody else teaches.
         pattern: What a dense model is pruned to, as `twofour.prune` takes it; None: "2:4".
         prune: Further arguments of `twofour.prune` for it, such as {"skip": ["head"], "permute": False}.
         held: Batches (input, target) of data that neither the dense model nor this training has seen, such as those of
@@ -135,10 +130,10 @@ def finetune(
         The histories of both runs, the difference of their final evaluations, and what was chosen.
 
     Raises:
-        TrainingError: An argument is impossible, the model has both masks and a scheme, the optimiser
-            does not hold all masks, the control is not a dense model of the same shapes, the loader is empty or yields
-            no pairs, the loss is not finite, a dense model is wrapped for several devices, or the checkpoint is of
-            another run, or another process or thread uses its folder.
+        TrainingError: An argument is impossible, the model has both masks and a scheme, the optimiser does not hold all
+            masks, the control is not a dense model of the same shapes, a teacher's answers have another shape, the
+            loader is empty or yields no pairs, the loss is not finite, a dense model is wrapped for several devices,
+            the checkpoint is of another run, or another process or thread uses its folder.
         FormatError: The checkpoint is truncated, damaged or foreign. The file is left untouched.
         MaskError: A pruned weight is no longer zero after an epoch.
         TwofourError: A dense model cannot be pruned: as `twofour.prune`.
@@ -147,62 +142,40 @@ def finetune(
     factory = gradual.during(scheme) if isinstance(scheme, str | Pattern | Mapping | Recipe) else scheme
     folder = named(checkpoint, TrainingError, "`checkpoint`") if checkpoint is not None else None
     options = warm_start.options(model, pattern, prune, scheme=factory is not None, folder=folder)
-    teaches = _chosen(teacher, model, control, dense=options is not None)
-    if control is not None:
-        check_control(control, model, dense=options is not None)
+    wish = controls.wished(teacher, model, control, dense=options is not None, known=not is_auto(optimizer))
     settings: dict[str, Any] = {"evaluate": evaluate, "seed": seed, "schedule_every": schedule_every}
     settings |= {"clip_norm": clip_norm, "checkpoint_every": checkpoint_every, "scheme": factory}
     left = {"loss": loss, "optimizer": optimizer, "schedule": schedule, "epochs": epochs}
     best = keep if keep != AUTO else "last" if options is None else "loss"
     plan, notes = defaults.completed(model, loader, left, settings, best, held)
     with checkpoints.alone(folder), Progress(progress, stays=True) as display:
-        start = warm_start.begin(model, plan, options, teacher=teaches, folder=folder, progress=progress)
-        sparse, dense, who = _runs(model, control, plan, teaches, start.teacher, folder, display)
-    return Result(sparse, dense, seed, who, (*notes, *start.notes))
+        beside, further = _ready(model, plan, options, wish, folder, progress)
+        sparse, dense = _runs(model, plan, beside, folder, display)
+    return Result(sparse, dense, seed, beside.plan.taught, (*notes, *further))
 
 
-def _chosen(
-    teacher: nn.Module | str | None, model: nn.Module, control: nn.Module | None, *, dense: bool
-) -> nn.Module | str | None:
-    """Return who teaches, "auto" decided: the control, where there is one and the model came dense.
-
-    Raises:
-        TrainingError: There is no such teacher, or no control.
-    """
-    if isinstance(teacher, str) and teacher == AUTO:
-        return "control" if dense and control is not None else None
-    require_teacher(teacher, model, ("auto", "dense", "control") if dense else ("auto", "control"))
-    if isinstance(teacher, str) and teacher == "control" and control is None:
-        raise TrainingError(
-            "there is no control that could teach",
-            got='teacher="control" without control=',
-            wanted="the dense model, copied before pruning",
-            remedy="control=copy.deepcopy(dense), or teacher=None: nobody teaches then",
-        )
-    return teacher
+def _ready(
+    model: nn.Module, plan: Plan, options: Mapping[str, Any] | None, wish: Wish, folder: Path | None, progress: bool
+) -> tuple[controls.Beside, list[str]]:
+    """Find who stands beside the model, and prune it if it is dense; return the former, and what is to be told."""
+    start = None if options is None else warm_start.Start.checked(model, plan, options, folder)
+    beside = controls.beside(model, plan, wish, folder)
+    notes = list(beside.notes)
+    if start is not None:
+        notes += [*warm_start.cost(model, beside), start.prune(progress)]
+    return beside, notes
 
 
 def _runs(
-    model: nn.Module,
-    control: nn.Module | None,
-    plan: Plan,
-    teacher: nn.Module | str | None,
-    own: nn.Module | None,
-    folder: Path | None,
-    display: Progress,
-) -> tuple[Run, Run | None, str | None]:
-    """Train the control, then the sparse model; return both runs and who taught.
-
-    `own` is the copy of the dense model that was pruned here, None where it does not teach.
-    """
-    teaches = own or (control if teacher == "control" else None if isinstance(teacher, str) else teacher)
-    who = DENSE if own is not None else "the control" if teaches is control else "another model"
-    taught, control_run = _taught(plan, teaches, who), None
-    if control is not None:
+    model: nn.Module, plan: Plan, beside: controls.Beside, folder: Path | None, display: Progress
+) -> tuple[Run, Run | None]:
+    """Train the control, then the sparse model; return both runs."""
+    control_run = None
+    if (control := beside.control) is not None:
         alone = dataclasses.replace(plan, scheme=None)
         control_run = loop.run(control, alone, "control", folder and folder / "control.pt", display)
-    sparse_run = loop.run(model, taught, "sparse", folder and folder / "sparse.pt", display)
-    return sparse_run, control_run, _teacher(taught)
+        control.zero_grad(set_to_none=True)  # it has no more need of them
+    return loop.run(model, beside.plan, "sparse", folder and folder / "sparse.pt", display), control_run
 
 
 def train(
@@ -231,78 +204,8 @@ def train(
     plan = Plan(loader, loss, optimizer, schedule, epochs, evaluate, seed, schedule_every, clip_norm, checkpoint_every)
     plan.check()
     require_module(model, TrainingError)
-    require_teacher(teacher, model)
-    plan = _taught(plan, teacher, "another model")
+    controls.require_teacher(teacher, model)
+    plan = taught(plan, model, teacher, OTHER)
     folder = named(checkpoint, TrainingError, "`checkpoint`") if checkpoint is not None else None
     with checkpoints.alone(folder), Progress(progress, stays=True) as display:
         return loop.run(model, plan, name, folder and folder / f"{name}.pt", display)
-
-
-def require_teacher(teacher: object, model: nn.Module, words: tuple[str, ...] = ()) -> None:
-    """Refuse a teacher that is no other model, nor nobody, nor one of those known by a word."""
-    if teacher is model:
-        raise TrainingError(
-            "the model cannot teach itself",
-            got="teacher=model",
-            wanted="another model, trained for the task",
-            remedy="copy.deepcopy(model) before it is pruned",
-        )
-    if teacher is None or isinstance(teacher, nn.Module) or (isinstance(teacher, str) and teacher in words):
-        return
-    named = "".join(f'"{word}", ' for word in words)
-    raise TrainingError(
-        "there is no such teacher",
-        got=repr(teacher) if isinstance(teacher, str) else type(teacher).__name__,
-        wanted=f"{named}a torch.nn.Module that is trained for the task, or None",
-        remedy="teacher=None: nobody teaches then",
-    )
-
-
-def _taught(plan: Plan, teacher: nn.Module | None, who: str) -> Plan:
-    """Return the plan with a teacher, where there is one and the loader brings none."""
-    if teacher is None or isinstance(plan.loader, Taught):
-        return plan
-    lesson = Lesson(plan, teacher, who, guided=who == DENSE)
-    return dataclasses.replace(plan, loader=lesson, loss=lesson.loss, taught=who)
-
-
-def _teacher(plan: Plan) -> str | None:
-    """Return who has taught."""
-    return None if isinstance(plan.loader, Lesson) and plan.loader.silent else plan.taught
-
-
-def check_control(control: nn.Module, model: nn.Module, *, dense: bool = False) -> None:
-    """Refuse a control that is no module, masked, shares weights with the model, or is another network.
-
-    Beside a `dense` model, which it is to be a copy of, a warning tells of other weights.
-    """
-    if not isinstance(control, nn.Module):
-        raise _bad_control(type(control).__name__)
-    if masks.of(control):
-        got = "the pruned model itself" if control is model else f"{len(masks.of(control))} masked weights"
-        raise _bad_control(got)
-    mine = {id(parameter) for parameter in model.parameters()}
-    shared = [name for name, parameter in control.named_parameters() if id(parameter) in mine]
-    if shared:
-        raise _bad_control(f"{len(shared)} weights shared with the pruned model: {', '.join(shared[:3])}")
-    shapes = [{name: tuple(p.shape) for name, p in m.named_parameters()} for m in (control, model)]
-    for name in dict.fromkeys((*shapes[0], *shapes[1])):
-        if shapes[0].get(name) != shapes[1].get(name):
-            raise _bad_control(f"`{name}` is {shapes[0].get(name)} there and {shapes[1].get(name)} in the model")
-    theirs = dict(control.named_parameters()) if dense else {}
-    other = [name for name, p in model.named_parameters() if name in theirs and not _same(p, theirs[name])]
-    if other:
-        log.warning("the control is no copy of the dense model: %d weights differ, such as `%s`", len(other), other[0])
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.device != other.device or torch.equal(one, other)
-
-
-def _bad_control(got: str) -> TrainingError:
-    return TrainingError(
-        "the control cannot be compared with the pruned model",
-        got=got,
-        wanted="the dense model from before pruning, with weights of its own",
-        remedy="control=copy.deepcopy(model), copied before it is pruned",
-    )

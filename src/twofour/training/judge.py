@@ -34,13 +34,7 @@ LEAST, MOST = 128, 1024
 
 @dataclass(frozen=True)
 class Held:
-    """Batches that judge.
-
-    Attributes:
-        batches: Pairs (input, target), the same each time.
-        samples: How many examples they hold.
-        apart: Whether nothing is trained on them.
-    """
+    """Pairs (input, target) that judge, the same each time; `apart` tells whether nothing is trained on them."""
 
     batches: tuple[tuple[Any, Any], ...]
     samples: int
@@ -59,13 +53,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Judge:
-    """Tells how good a state of a model is.
-
-    Attributes:
-        keep: What is best.
-        loss: The training loss, for "loss".
-        held: The data for "loss".
-    """
+    """Tells how good a state of a model is: by the training loss on held data for "loss", else by `evaluate`."""
 
     keep: Keep
     loss: Loss | None = None

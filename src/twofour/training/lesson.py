@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Mapping
@@ -9,9 +10,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from twofour.training.batches import to_device
-from twofour.training.distillation import Answer, Kind, Taught, comparison, device_of, distilled
-from twofour.training.plan import Loss, Plan
+from twofour.training.batches import answered, to_device
+from twofour.training.distillation import Answer, Kind, Taught, comparison, device_of, distilled, require_comparable
+from twofour.training.judge import first_batch
+from twofour.training.plan import Plan
+from twofour.training.result import DENSE
 
 _log = logging.getLogger("twofour.training")
 
@@ -24,58 +27,58 @@ heart is in most batches; one that more training would improve is not, and costs
 
 
 class Lesson(Taught):
-    """A taught loader with its loss, for a loss that knows nothing of a teacher: the targets say what is compared.
+    """A taught loader with its loss, for a loss that knows nothing of a teacher.
 
     Args:
         plan: Of the student, whose loader and loss are taken.
         teacher: Answers each batch in evaluation mode, as it is by then.
-        who: The teacher, in words, for the log.
+        kind: How answers are compared.
+        answer: What of an output is.
         guided: Whether it teaches in those batches alone whose loss it makes less than `CLEARLY` of the student's, so
             that a student that is about as good, or may become better, is not held back; else in all.
     """
 
-    def __init__(self, plan: Plan, teacher: nn.Module, who: str, *, guided: bool = False) -> None:
-        super().__init__(plan.loader, teacher)
-        self._plain, self._who, self._guided = plan.loss, who, guided
-        self._reached = -math.inf
-        self._loss: Loss | None = None
-        self._found: tuple[Kind, Answer] | None = None
-        self._begun = False
+    def __init__(self, plan: Plan, teacher: nn.Module, kind: Kind, answer: Answer, *, guided: bool = False) -> None:
+        super().__init__(plan.loader, teacher, answer=answer)
+        self._plain, self._guided, self._reached = plan.loss, guided, -math.inf
+        self.loss = distilled(plan.loss, weight=self._share, kind=kind, answer=answer)
 
-    @property
-    def silent(self) -> bool:
-        """Whether the first batch has shown that nothing can be compared."""
-        return self._begun and self._found is None
-
-    def _answered(self, output: Any, inputs: Any, target: Any) -> Tensor | None:
-        if not self._begun:
-            labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
-            self._begin(comparison(output, labels if labels is not None else target))
-        if self._found is None:
-            return None
+    def _answered(self, output: Any, target: Any) -> Tensor:
         if self._guided:
             self._reached = float(self._plain(output, to_device(target, device_of(self.teacher))))
-        return self._found[1](output)
+        return super()._answered(output, target)
 
     def _share(self, own: Tensor) -> float:
         """Return the teacher's share of the loss of a batch, of which the student has `own`."""
         theirs = float(own.detach())
         return SHARE if not self._guided or self._reached < theirs - (1 - CLEARLY) * abs(theirs) else 0.0
 
-    def _begin(self, found: tuple[Kind, Answer] | None) -> None:
-        self._begun, self._found = True, found
-        if found is None:
-            _log.warning(
-                "nobody teaches the sparse model: %s answers with nothing that could be compared; say what is meant by "
-                "training.Taught(loader, teacher, answer=) and training.distilled(loss, answer=), or teacher=None",
-                self._who,
-            )
-            return
-        kind, answer = found
-        where = " in batches that it answers clearly better" if self._guided else ""
-        _log.info("%s teaches%s: half of the loss is the distance of their answers, %s", self._who, where, kind)
-        self._loss = distilled(self._plain, weight=self._share, kind=kind, answer=answer)
 
-    def loss(self, output: Any, target: Any) -> Tensor:
-        """Return the loss of a batch of this loader: the plain one where answers cannot be compared."""
-        return self._plain(output, target[0]) if self._loss is None else self._loss(output, target)
+def taught(plan: Plan, student: nn.Module, teacher: nn.Module | None, who: str) -> Plan:
+    """Return the plan with a teacher, told by the first batch; without where there is none or a loader brings one.
+
+    Where answers cannot be compared a warning says so, and the plan has none either.
+
+    Raises:
+        TrainingError: Student and teacher answer in different shapes.
+    """
+    if teacher is None or isinstance(plan.loader, Taught):
+        return plan
+    inputs, target = first_batch(plan.loader, plan.seed)
+    labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
+    theirs, own = (answered(model, inputs) for model in (teacher, student))
+    found = comparison(theirs, labels if labels is not None else target)
+    if found is None:
+        _log.warning(
+            "nobody teaches the sparse model: %s answers with nothing that could be compared; say what is meant by "
+            "training.Taught(loader, teacher, answer=) and training.distilled(loss, answer=), or teacher=None",
+            who,
+        )
+        return plan
+    kind, answer = found
+    require_comparable(answer(own), answer(theirs), kind)
+    guided = who == DENSE
+    where = " in batches that it answers clearly better" if guided else ""
+    _log.info("%s teaches%s: half of the loss is the distance of their answers, %s", who, where, kind)
+    lesson = Lesson(plan, teacher, kind, answer, guided=guided)
+    return dataclasses.replace(plan, loader=lesson, loss=lesson.loss, taught=who)

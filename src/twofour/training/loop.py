@@ -27,14 +27,9 @@ log = logging.getLogger("twofour.training")
 
 
 def run(model: nn.Module, plan: Plan, name: str, file: Path | None, display: Progress) -> Run:
-    """Train `model` in place as `plan` says; continue from `file` when it holds a checkpoint of this run.
+    """Train `model` in place as a checked `plan` says, under its masks; continue from the checkpoint `file`, if any.
 
-    Args:
-        model: The model; its masks, if it has any, hold throughout.
-        plan: The recipe, already checked.
-        name: What the run is called in messages, progress and the result.
-        file: Checkpoint to continue from and to keep up to date, None for none.
-        display: Shows progress.
+    `name` is what the run is called in messages, progress and the result.
 
     Raises:
         TrainingError: The loss is not finite, the loader is empty or yields no pairs, or the checkpoint is of

@@ -7,8 +7,8 @@ from typing import Any
 
 Evaluation = float | dict[str, float]
 """What `evaluate` answered: one number, or several by name."""
-DENSE = "the dense model"
-"""The teacher of a model that `finetune` has pruned, in words."""
+DENSE, CONTROL, OTHER = "the dense model", "the control", "another model"
+"""Teachers, in words; the dense model is that which `finetune` has pruned."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Result:
 
     Attributes:
         sparse: The run of the masked model.
-        control: The run of the dense model, None when none was handed over.
+        control: The run of the dense model, None without a control.
         seed: The seed both runs had.
         teacher: Who taught the sparse run; None: nobody.
         notes: What was chosen where the caller left it open, and what it costs, a sentence each.

@@ -41,13 +41,9 @@ def ending(scheme: Scheme | None) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Best:
-    """The best state of a run so far.
+    """The best state of a run so far: copies of the state dict and of the buffers that it leaves out.
 
-    Attributes:
-        epoch: After which it was, 0 for before the first step.
-        score: What the judge said: smaller is better.
-        state: A copy of the model's state dict.
-        buffers: Copies of the buffers that the state dict leaves out.
+    It is that after an `epoch`, 0 for before the first step; a smaller `score` of the judge is better.
     """
 
     epoch: int

@@ -6,11 +6,10 @@ checkpoints of the run, so that an interrupted run goes on from the same bits wi
 
 from __future__ import annotations
 
-import copy
 import inspect
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,31 +21,19 @@ from twofour.errors import FormatError, TrainingError, TwofourError, cut, explai
 from twofour.layers import describe_attached
 from twofour.training import checkpoint, judge, randomness
 from twofour.training.batches import Loader, epoch_batches, length
-from twofour.training.distillation import Taught
+from twofour.training.controls import Beside
 from twofour.training.plan import Plan
+from twofour.training.result import CONTROL, DENSE
 
 log = logging.getLogger("twofour.training")
 
 FILE = "start.pt"
 _OURS = ("model", "pattern", "simplify", "progress")
 _TEACHERS = {
-    "dense": "the dense model, which teaches where it is clearly better",
-    "control": "the control, which is trained first as long and then teaches",
+    DENSE: "the dense model, which teaches where it is clearly better",
+    CONTROL: "the control, which is trained first as long and then teaches",
 }
 _WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where a sparse training begins.
-
-    Attributes:
-        teacher: A copy of the dense model, None where nobody asked for it.
-        notes: What was done, a sentence each.
-    """
-
-    teacher: nn.Module | None
-    notes: tuple[str, ...]
 
 
 class Calibration:
@@ -65,12 +52,7 @@ class Calibration:
 def options(model: nn.Module, pattern: Any, given: Any, *, scheme: bool, folder: Path | None) -> dict[str, Any] | None:
     """Return the arguments of `twofour.prune` that a caller chose; None where the model is not pruned here.
 
-    Args:
-        model: It is pruned if it has neither masks nor low bits, which are trained without masks too.
-        pattern: What it is pruned to; None: "2:4".
-        given: Further arguments, a mapping or None.
-        scheme: Whether a scheme prunes it instead.
-        folder: Of the checkpoints, None for none.
+    It is if it has neither masks nor low bits, which are trained without masks too, and no scheme prunes it instead.
 
     Raises:
         TrainingError: `prune` has no such arguments, the model is not pruned here and there are some, or the folder is
@@ -104,83 +86,78 @@ def options(model: nn.Module, pattern: Any, given: Any, *, scheme: bool, folder:
     return {"pattern": "2:4" if pattern is None else pattern, **(given or {})} if dense else None
 
 
-def cost(model: nn.Module, plan: Plan, *, teacher: str | None) -> tuple[str, ...]:
-    """Return what a training will cost beside the model, a sentence each, and log them.
-
-    Args:
-        model: The dense model.
-        plan: Of its training.
-        teacher: "dense" for a copy of it, the "control", another in words; None: nobody.
-    """
+def cost(model: nn.Module, beside: Beside) -> tuple[str, ...]:
+    """Return what the training of a dense model will cost beside it, a sentence each, and log them."""
+    plan = beside.plan
     parameters = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     state = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
-    parts = [("gradients", parameters), ("the teacher", state * (teacher == "dense"))]
-    parts += [("the best state", state * (plan.judge is not None))]
+    parts = [("gradients", parameters), ("the teacher", state * (plan.taught == DENSE))]
+    parts += [("the control", state * beside.own), ("the best state", state * (plan.judge is not None))]
     held = None if plan.judge is None else plan.judge.held
     parts += [("the data that judge", 0 if held is None else held.nbytes)]
     said = ", ".join(f"{name} {size / 2**20:.1f}" for name, size in parts if size)
     steps = length(plan.loader)
-    taught = "" if teacher is None else f", each with a forward pass of {_TEACHERS.get(teacher, teacher)}"
+    taught = "" if plan.taught is None else f", each with a forward pass of {_TEACHERS.get(plan.taught, plan.taught)}"
     size = f"{steps} steps" if steps else "a loader without a length"
-    amount = f"{plan.epochs} epoch{'s' * (plan.epochs != 1)} of {size}{taught}"
+    own = "; control=None saves both" if beside.own else ""
+    amount = f"{plan.epochs} epoch{'s' * (plan.epochs != 1)} of {size}{taught}{own}"
     notes = (amount, f"memory in MiB: {said}, and what the optimiser keeps, of AdamW twice the gradients")
     for note in notes:
         log.info("%s", note)
     return notes
 
 
-def begin(
-    model: nn.Module,
-    plan: Plan,
-    options: Mapping[str, Any] | None,
-    *,
-    teacher: nn.Module | str | None,
-    folder: Path | None,
-    progress: bool,
-) -> Start:
-    """Prune a dense model in place, or give it the masks and values that it was pruned to before an interruption.
+@dataclass(frozen=True)
+class Start:
+    """A dense model that is to be pruned here, in which all that could be wrong has been looked for.
 
-    Args:
-        model: The dense model; an error while it is pruned leaves it as it was.
-        plan: Of its training.
-        options: Arguments of `twofour.prune`, the pattern among them; None: nothing is done.
-        teacher: Who is to teach, where the loader brings no teacher; "dense": a copy of the dense model is made.
-        folder: Of the checkpoints, None for none.
-        progress: Show progress.
-
-    Raises:
-        TrainingError: The model is wrapped or cannot be copied, or the folder is of another run.
-        TwofourError: As `twofour.prune`.
+    What it is pruned to, by `options`, is kept in `file`, beside what must be the same for a `run` to go on; `stored`
+    is what it holds of one that was interrupted.
     """
-    if options is None:
-        return Start(None, ())
-    require_bare(model)
-    _require_trainable(model, plan)
-    teacher = None if isinstance(plan.loader, Taught) else teacher
-    costs = cost(model, plan, teacher="another model" if isinstance(teacher, nn.Module) else teacher)
-    file = folder and folder / FILE
-    run = None if file is None else _fingerprint(model, plan, options)
-    stored = None if file is None else checkpoint.read(file, checkpoint.START)
-    if file is not None and stored is not None and run is not None:
-        _require_same(file, stored["run"], run)
-    elif folder is not None:
-        _require_unused(folder)
-    copied = _copied(model) if teacher == "dense" else None
-    if stored is not None and file is not None:
-        _restore(model, stored, file)
-        notes = tuple(map(str, stored["notes"]))
-        log.info(
-            "the masks and values of the interrupted run are taken up from `%s`; what `prune` reported layer by layer "
-            "is not kept there",
-            file,
-        )
-    else:
-        notes = (_pruned(model, plan, options, progress),)
-        log.info("%s", notes[0])
-        if file is not None:
-            state = {"model": model.state_dict(), "masks": masks.state_dict(model), "notes": list(notes)}
-            checkpoint.write(file, {"run": run, **state})
-    return Start(copied, (*costs, *notes))
+
+    model: nn.Module
+    plan: Plan
+    options: Mapping[str, Any]
+    file: Path | None = None
+    run: Mapping[str, Any] = field(default_factory=dict)
+    stored: Mapping[str, Any] | None = None
+
+    @classmethod
+    def checked(cls, model: nn.Module, plan: Plan, options: Mapping[str, Any], folder: Path | None) -> Start:
+        """Look at a dense model, its training and the folder of its checkpoints; nothing is changed.
+
+        Raises:
+            TrainingError: The model is wrapped, its training cannot begin, or the folder is of another run.
+            FormatError: What the folder holds cannot be read.
+        """
+        require_bare(model)
+        _require_trainable(model, plan)
+        if folder is None:
+            return cls(model, plan, options)
+        file, run = folder / FILE, _fingerprint(model, plan, options)
+        stored = checkpoint.read(file, checkpoint.START)
+        if stored is None:
+            _require_unused(folder)
+        else:
+            _require_same(file, stored["run"], run)
+        return cls(model, plan, options, file, run, stored)
+
+    def prune(self, progress: bool) -> str:
+        """Prune the model, or take up what it was pruned to before an interruption; return what was done."""
+        if self.stored is not None and self.file is not None:
+            _restore(self.model, self.stored, self.file)
+            log.info(
+                "the masks and values of the interrupted run are taken up from `%s`; what `prune` reported layer by "
+                "layer is not kept there",
+                self.file,
+            )
+            return "; ".join(map(str, self.stored["notes"]))
+        note = _pruned(self.model, self.plan, self.options, progress)
+        log.info("%s", note)
+        if self.file is not None:
+            state = {"model": self.model.state_dict(), "masks": masks.state_dict(self.model), "notes": [note]}
+            checkpoint.write(self.file, {"run": dict(self.run), **state})
+        return note
 
 
 def require_bare(model: nn.Module) -> None:
@@ -270,19 +247,6 @@ def _pruned(model: nn.Module, plan: Plan, options: Mapping[str, Any], progress: 
     if (solved := pruning.reconstruction_report(model)) is not None and solved.kept:
         parts.append("kept values solved together")
     return "; ".join(parts)
-
-
-def _copied(model: nn.Module) -> nn.Module:
-    try:
-        copied = copy.deepcopy(model)
-    except Exception as error:
-        raise TrainingError(
-            "the dense model cannot be copied, so that it cannot teach",
-            got=f"{type(error).__name__}: {cut(str(error), 200)}",
-            wanted="a model that copy.deepcopy takes",
-            remedy="teacher=another_copy, or teacher=None: nobody teaches then",
-        ) from error
-    return copied.requires_grad_(False)
 
 
 def _fingerprint(model: nn.Module, plan: Plan, options: Mapping[str, Any]) -> dict[str, Any]:
