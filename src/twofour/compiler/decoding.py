@@ -34,7 +34,7 @@ from twofour.compiler.terms import Terms
 from twofour.compiler.timed import held_by_model, held_by_program
 from twofour.compiler.whole_model import WholeModel
 from twofour.errors import cut
-from twofour.generation import LEFT, Generation, left_out
+from twofour.generation import LEFT, SERVED, Generation, left_out
 from twofour.generation.caches import ROOM
 from twofour.graph import JOIN_QKV, Executor, Program
 from twofour.graph.base import FailedRuleError, aten
@@ -126,7 +126,7 @@ def _taken(fast: nn.Module, decoding: Decoding) -> str:
     object.__setattr__(fast, "forward", decoding)
     if not left:
         object.__setattr__(fast, "generate", Generation(fast, refused, Behind))
-    whose = LEFT % left if left else "generate() takes one token after the other in a loop of its own"
+    whose = LEFT % left if left else SERVED
     return f"{f'; its graphs keep {added / 1e6:.2f} MB of weights besides those above' if added else ''}; {whose}"
 
 

@@ -32,6 +32,10 @@ METHODS = ("generate", "_sample", "prepare_inputs_for_generation", "_update_mode
 LEFT = "generate() %s runs in transformers' own loop, with graphs where they serve"
 """What is said of a call that this loop does not do, with which."""
 
+SERVED = """generate() takes one token after the other in a loop of its own; beam search, assistants, hidden states, \
+hooks and prompts in chunks keep transformers'"""
+"""What a plan says of a model that this loop serves."""
+
 BESIDE = ("custom_generate", "assistant_model", "assistant_tokenizer", "tokenizer", "synced_gpus", "trust_remote_code")
 """Arguments of `generate` for what this loop does not do."""
 
