@@ -64,6 +64,18 @@ def test_a_dense_model_and_a_loader_are_enough(caplog):
     assert "teaches in batches that it answers clearly better" in caplog.text and "steps at" in caplog.text
     assert str(result).endswith(result.notes[-1]) and result.to_dict()["notes"] == list(result.notes)
     assert any(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    shares = [epoch.taught for epoch in result.sparse.history]
+    assert all(share in [n / 12 for n in range(13)] for share in shares)
+    assert f"loss in {sum(shares) / 10:.1%} of its batches, clearly better there" in str(result)
+
+
+def test_what_is_pruned_by_the_weights_alone_is_not_said_to_be_calibrated():
+    for criterion, words in (
+        ("magnitude", "what it loses measured on the first"),
+        ("wanda", "calibrated on the first"),
+    ):
+        told = quick(trained(), prune={**QUICK, "criterion": criterion}, epochs=1).notes[-1]
+        assert f"by {criterion}; {words} 6 batches of the loader" in told
 
 
 def test_a_training_that_makes_it_worse_gives_back_where_it_began(caplog):
@@ -92,7 +104,7 @@ def test_the_best_state_is_that_which_evaluate_answers_best(keep, wanted):
         return {"first": next(answers), "second": 0.0}
 
     result = finetune(model, noisy_loader(), **recipe(epochs=3), evaluate=evaluate, keep=keep)
-    assert result.sparse.kept == wanted and result.notes == ()
+    assert result.sparse.kept == wanted
     kept = states[-1 if wanted is None else wanted]
     assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
 
@@ -501,7 +513,14 @@ def test_a_pruned_model_takes_no_pattern_and_keeps_the_papers_workflow():
         with pytest.raises(TrainingError, match=r"not pruned here[\s\S]*a model with masks"):
             finetune(model, noisy_loader(), **recipe(), **given)
     result = finetune(model, noisy_loader(), **recipe())
-    assert (result.teacher, result.notes, result.sparse.kept, result.sparse.held) == (None, (), None, None)
+    assert (result.teacher, result.sparse.kept, result.sparse.held) == (None, None, None)
+    assert result.notes[0] == "2 epochs of 6 steps" and result.notes[1].startswith("memory in MiB: gradients 0.0, and")
+    model, control = pair_of_models()
+    assert (
+        finetune(model, noisy_loader(), **recipe(), control=control)
+        .notes[0]
+        .endswith(", of the control as many before")
+    )
 
 
 def test_the_first_batches_of_the_training_judge():
@@ -627,10 +646,12 @@ def test_a_guiding_teacher_teaches_where_it_is_better(right, guided, share):
     x, y = torch.randn(8, 4), torch.zeros(8, dtype=torch.long)
     plan = Plan([(x, y)], F.cross_entropy, optimizer, None, 1)
     lesson = Lesson(plan, nn.Linear(4, 4), "classes", lambda output: output, guided=guided)
+    assert lesson.teaches != guided
     _, target = next(iter(lesson))
     output = torch.zeros(8, 4)
     output[:, 0] = right
     torch.testing.assert_close(lesson.loss(output, target), distilled(F.cross_entropy, weight=share)(output, target))
+    assert lesson.teaches == (share > 0)
 
 
 def test_a_loader_that_brings_a_teacher_has_no_other(monkeypatch):

@@ -13,19 +13,6 @@ from twofour.calls import call, evaluating
 from twofour.errors import TrainingError
 from twofour.training import randomness
 
-__all__ = [
-    "Loader",
-    "answered",
-    "call",
-    "device_of",
-    "empty_loader",
-    "epoch_batches",
-    "length",
-    "pair",
-    "require_loader",
-]
-__all__ += ["to_device"]
-
 Loader = Iterable[Any]
 _END = object()
 

@@ -160,10 +160,8 @@ def _ready(
     """Find who stands beside the model, and prune it if it is dense; return the former, and what is to be told."""
     start = None if options is None else warm_start.Start.checked(model, plan, options, folder)
     beside = controls.beside(model, plan, wish, folder)
-    notes = list(beside.notes)
-    if start is not None:
-        notes += [*warm_start.cost(model, beside), start.prune(progress)]
-    return beside, notes
+    notes = [*beside.notes, *warm_start.cost(model, beside)]
+    return beside, notes if start is None else [*notes, start.prune(progress)]
 
 
 def _runs(

@@ -153,10 +153,6 @@ def trained_on(loader: Loader, seed: int) -> Held:
     The dense model that a state was pruned from has been trained on such data, and each later state is trained on them
     too, so that they favour none. Data kept from the training alone would favour the start, which has seen them.
 
-    Args:
-        loader: Yields (input, target) pairs, anew each epoch.
-        seed: Of the training.
-
     Raises:
         TrainingError: The loader is empty, or yields no pairs.
     """

@@ -27,31 +27,28 @@ heart is in most batches; one that more training would improve is not, and costs
 
 
 class Lesson(Taught):
-    """A taught loader with its loss, for a loss that knows nothing of a teacher.
+    """A taught loader with its loss, for a loss that knows nothing of a teacher: that of the student's plan.
 
-    Args:
-        plan: Of the student, whose loader and loss are taken.
-        teacher: Answers each batch in evaluation mode, as it is by then.
-        kind: How answers are compared.
-        answer: What of an output is.
-        guided: Whether it teaches in those batches alone whose loss it makes less than `CLEARLY` of the student's, so
-            that a student that is about as good, or may become better, is not held back; else in all.
+    A `guided` student is taught in those batches alone whose loss the teacher makes less than `CLEARLY` of its own, so
+    that one that is about as good, or may become better, is not held back. `teaches` tells of the last batch.
     """
 
     def __init__(self, plan: Plan, teacher: nn.Module, kind: Kind, answer: Answer, *, guided: bool = False) -> None:
         super().__init__(plan.loader, teacher, answer=answer)
-        self._plain, self._guided, self._reached = plan.loss, guided, -math.inf
+        self._plain, self.guided, self._reached, self.teaches = plan.loss, guided, -math.inf, not guided
         self.loss = distilled(plan.loss, weight=self._share, kind=kind, answer=answer)
 
     def _answered(self, output: Any, target: Any) -> Tensor:
-        if self._guided:
+        if self.guided:
             self._reached = float(self._plain(output, to_device(target, device_of(self.teacher))))
         return super()._answered(output, target)
 
     def _share(self, own: Tensor) -> float:
         """Return the teacher's share of the loss of a batch, of which the student has `own`."""
-        theirs = float(own.detach())
-        return SHARE if not self._guided or self._reached < theirs - (1 - CLEARLY) * abs(theirs) else 0.0
+        if self.guided:
+            theirs = float(own.detach())
+            self.teaches = self._reached < theirs - (1 - CLEARLY) * abs(theirs)
+        return SHARE if self.teaches else 0.0
 
 
 def taught(plan: Plan, student: nn.Module, teacher: nn.Module | None, who: str) -> Plan:

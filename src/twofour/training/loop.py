@@ -19,6 +19,7 @@ from twofour.progress import Progress, spoken
 from twofour.training import batches, randomness
 from twofour.training.clipping import clipped_step
 from twofour.training.judge import require_number
+from twofour.training.lesson import Lesson
 from twofour.training.plan import Plan
 from twofour.training.result import Epoch, Evaluation, Run
 from twofour.training.trainee import Trainee, ending
@@ -93,6 +94,7 @@ def train_epoch(trainee: Trainee, plan: Plan, display: Progress, pace: Pace) -> 
             schedule.step()
         trainee.step += 1
         trainee.loss_sum += value
+        trainee.taught += isinstance(plan.loader, Lesson) and plan.loader.teaches
         pace.step()
         display.advance(f"loss {value:.4f}")
         if plan.checkpoint_every and trainee.step % plan.checkpoint_every == 0:
@@ -110,6 +112,8 @@ def finish_epoch(trainee: Trainee, plan: Plan) -> None:
     evaluation = evaluate(trainee.model, plan, trainee.epoch)
     held = trainee.judged(plan, evaluation, trainee.epoch + 1)
     record = {"epoch": trainee.epoch + 1, "loss": loss, "lr": trainee.lr, "evaluation": evaluation, "held": held}
+    if isinstance(plan.loader, Lesson) and plan.loader.guided:
+        record["taught"] = trainee.taught / trainee.step
     trainee.history.append(record)
     log.info(
         "%s epoch %d of %d: loss %.4f, evaluation %s",
@@ -119,7 +123,7 @@ def finish_epoch(trainee: Trainee, plan: Plan) -> None:
         loss,
         evaluation,
     )
-    trainee.epoch, trainee.step, trainee.loss_sum = trainee.epoch + 1, 0, 0.0
+    trainee.epoch, trainee.step, trainee.taught, trainee.loss_sum = trainee.epoch + 1, 0, 0, 0.0
     trainee.save()
 
 

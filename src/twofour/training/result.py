@@ -21,6 +21,7 @@ class Epoch:
         lr: Learning rate of the optimiser's first group at the epoch's last step.
         evaluation: What `evaluate` answered after the epoch, None without one.
         held: Mean of the loss on the data that judge after the epoch, None where it does not judge.
+        taught: Share of the steps in which a teacher taught that does so where it is clearly better, else None.
     """
 
     epoch: int
@@ -28,6 +29,7 @@ class Epoch:
     lr: float
     evaluation: Evaluation | None
     held: float | None = None
+    taught: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,10 +127,10 @@ class Result:
             if run.kept is not None and run.kept != len(run.history)
         ]
         if self.teacher is not None:
-            where = ", in batches that it answered clearly better" if self.teacher == DENSE else ""
-            lines.append(
-                f"taught by {self.teacher}: half of the sparse run's loss{where}, not to be compared with others"
-            )
+            shares = [epoch.taught for epoch in self.sparse.history if epoch.taught is not None]
+            where = f" in {sum(shares) / len(shares):.1%} of its batches, clearly better there" if shares else ""
+            half = f"half of the sparse run's loss{where}"
+            lines.append(f"taught by {self.teacher}: {half}, not to be compared with others")
         return "\n".join([*lines, *self.notes])
 
 

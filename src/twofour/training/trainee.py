@@ -85,8 +85,9 @@ def _is_writable(tensor: Tensor) -> bool:
 class Trainee:
     """The changing state of a run.
 
-    `epoch` counts from 0, `step` counts the batches already trained on in this epoch, `random` is the model's
-    random state to go on with in mid-epoch, `held` the loss on the data that judge before the first step.
+    `epoch` counts from 0, `step` counts the batches already trained on in this epoch, `taught` those of them in which a
+    teacher taught, `random` is the model's random state to go on with in mid-epoch, `held` the loss on the data that
+    judge before the first step.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Trainee:
     scheme: Scheme | None = None
     epoch: int = 0
     step: int = 0
+    taught: int = 0
     loss_sum: float = 0.0
     lr: float = 0.0
     history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -134,7 +136,7 @@ class Trainee:
         """Write the checkpoint, if there is to be one."""
         if self.file is None:
             return
-        position = {"epoch": self.epoch, "step": self.step, "loss_sum": self.loss_sum, "lr": self.lr}
+        position = {name: getattr(self, name) for name in ("epoch", "step", "taught", "loss_sum", "lr")}
         state = {
             "run": self.fingerprint,
             "position": {**position, "seconds": self.seconds, "threads": torch.get_num_threads()},
@@ -235,7 +237,7 @@ class Trainee:
             if self.schedule is not None:
                 require_schedule_state(self.schedule.state_dict(), state["schedule"])
                 self.schedule.load_state_dict(state["schedule"])
-            self.epoch, self.step = int(position["epoch"]), int(position["step"])
+            self.epoch, self.step, self.taught = (int(position.get(name, 0)) for name in ("epoch", "step", "taught"))
             self.loss_sum, self.lr = float(position["loss_sum"]), float(position["lr"])
             self.earlier, threads = float(position["seconds"]), position["threads"]
             self.history, self.before, self.begun = list(state["history"]), state["before"], True

@@ -15,10 +15,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from twofour import calls, masks, pruning
+from twofour import calls, criteria, masks, pruning
 from twofour.calibration import Batch
 from twofour.errors import FormatError, TrainingError, TwofourError, cut, explained
 from twofour.layers import describe_attached
+from twofour.recipe import Recipe
 from twofour.training import checkpoint, judge, randomness
 from twofour.training.batches import Loader, epoch_batches, length
 from twofour.training.controls import Beside
@@ -87,7 +88,7 @@ def options(model: nn.Module, pattern: Any, given: Any, *, scheme: bool, folder:
 
 
 def cost(model: nn.Module, beside: Beside) -> tuple[str, ...]:
-    """Return what the training of a dense model will cost beside it, a sentence each, and log them."""
+    """Return what a training will cost beside the model, a sentence each, and log them."""
     plan = beside.plan
     parameters = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     state = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
@@ -100,6 +101,7 @@ def cost(model: nn.Module, beside: Beside) -> tuple[str, ...]:
     taught = "" if plan.taught is None else f", each with a forward pass of {_TEACHERS.get(plan.taught, plan.taught)}"
     size = f"{steps} steps" if steps else "a loader without a length"
     own = "; control=None saves both" if beside.own else ""
+    own = own or ", of the control as many before" * (beside.control is not None and plan.taught != CONTROL)
     amount = f"{plan.epochs} epoch{'s' * (plan.epochs != 1)} of {size}{taught}{own}"
     notes = (amount, f"memory in MiB: {said}, and what the optimiser keeps, of AdamW twice the gradients")
     for note in notes:
@@ -239,7 +241,9 @@ def _pruned(model: nn.Module, plan: Plan, options: Mapping[str, Any], progress: 
     if frozen := [name for name, mask in masks.of(model).items() if not mask.parameter.requires_grad]:
         parts.append(f"{len(frozen)} of them frozen, so not trained again: {', '.join(frozen[:3])}")
     if given["data"] is data:
-        parts.append(f"calibrated on the first {data.taken} batches of the loader")
+        reads = criteria.resolve(options.get("criterion"), data).need is not None
+        did = "calibrated" if reads or isinstance(options["pattern"], Recipe) else "what it loses measured"
+        parts.append(f"{did} on the first {data.taken} batches of the loader")
     if (order := pruning.permutation_report(model)) is not None:
         parts.append("channels permuted" if order.kept else f"channels in their order{reason}")
     elif "permute" not in options:
