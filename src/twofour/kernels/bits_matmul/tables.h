@@ -14,7 +14,8 @@ namespace {
 using twofour::kTablesPanel;
 
 constexpr int64_t kTablesChunk = 64;   // groups whose bytes of a panel stay in L1 while tables of all tokens pass
-constexpr int64_t kTablesPanels = 16;  // panels that are gone through with the tables of a chunk
+constexpr int64_t kTablesSlab = 1024;  // groups that few tokens have their tables of at once, so that panels are read in order
+constexpr int64_t kTablesPanels = 16;  // panels that are gone through with the tables of a slab
 constexpr int kTablesVectors = 4;      // of outputs in a panel
 constexpr int64_t kPairSums = 2 * kTablesVectors * 2 * 32;  // numbers of 16 bits: tokens, vectors, even and odd outputs
 
@@ -69,13 +70,9 @@ TWOFOUR_NOINLINE void table_tile(const uint8_t* tables, const uint8_t* w, int64_
     }
   }
   TWOFOUR_UNROLL
-  for (int t = 0; t < T; t++) {
-    TWOFOUR_UNROLL
-    for (int v = 0; v < kTablesVectors; v++) {
-      uint16_t* to = sums + (t * kTablesVectors + v) * 64;
-      _mm512_store_si512(to, words[t][v]);
-      _mm512_store_si512(to + 32, odds[t][v]);
-    }
+  for (int i = 0; i < T * kTablesVectors; i++) {
+    _mm512_store_si512(sums + i * 64, words[i / kTablesVectors][i % kTablesVectors]);
+    _mm512_store_si512(sums + i * 64 + 32, odds[i / kTablesVectors][i % kTablesVectors]);
   }
 }
 
@@ -105,22 +102,21 @@ TWOFOUR_INLINE void add_words(__m512i& sum, __m512i index, const __m512i (&table
 }
 
 // Lookups of words for T tokens and a panel, no more than fit 16 bits, shifted, into whole[16 vectors][stride tokens][16]:
-// added, or the first. Of the words of a vector of bytes vpermi2w reads 6 bits, those of the even bytes.
-template <int T>
+// added, or the first. Of the words of a vector of bytes vpermi2w reads 6 bits, those of the even bytes. `Ahead`: as many groups
+// behind these are fetched, into L2: what is computed meanwhile takes as long as memory does (one token alone takes less).
+template <int T, bool Ahead>
 TWOFOUR_NOINLINE void word_tile(const uint8_t* tables, const uint8_t* w, int64_t groups, int shift, int64_t stride, bool first,
                                 int32_t* whole) {
   __m512i sums[T][kTablesVectors][2] = {};
   for (int64_t g = 0; g < groups; g++, w += kTablesPanel, tables += 2 * 128) {
     __m512i table[T][2];
     TWOFOUR_UNROLL
-    for (int t = 0; t < T; t++) {
-      TWOFOUR_UNROLL
-      for (int h = 0; h < 2; h++) table[t][h] = _mm512_load_si512(tables + t * 128 + h * 64);
-    }
+    for (int h = 0; h < 2 * T; h++) table[h / 2][h % 2] = _mm512_load_si512(tables + h * 64);
     TWOFOUR_UNROLL
     for (int v = 0; v < kTablesVectors; v++) {
       __m512i even = _mm512_load_si512(w + v * 64);
       asm("" : "+v"(even));  // else gcc loads it again for every token
+      if constexpr (Ahead) __builtin_prefetch(w + groups * kTablesPanel + v * 64, 0, 2);
       const __m512i odd = _mm512_srli_epi16(even, 8);
       TWOFOUR_UNROLL
       for (int t = 0; t < T; t++) {
@@ -141,13 +137,16 @@ TWOFOUR_NOINLINE void word_tile(const uint8_t* tables, const uint8_t* w, int64_t
   }
 }
 
-// What a member of the team writes: tables of a chunk, sums of 16 bits of a segment, and whole sums.
+// What a member of the team writes: tables of a slab, sums of 16 bits of a segment, and whole sums.
 struct TablesScratch {
   TableSums of;
-  int64_t panels, tables, sums, whole;
+  int64_t panels, chunk, slab, tables, sums, whole;
   explicit TablesScratch(const Matmul& a)
       : of(a.quantization.x_most), panels(least(kTablesPanels, ceil_div(a.out_features, kTablesPanel))),
-        tables(kTablesChunk * of.tokens * of.entry),
+        chunk(least(kTablesChunk, of.per_word)),
+        slab(4 * a.tokens > of.tokens
+                 ? chunk : least(kTablesSlab / chunk, ceil_div(ceil_div(a.in_features, kTablesInputs), chunk)) * chunk),
+        tables(slab * least(round_up(a.tokens, 2), of.tokens) * of.entry),
         sums(of.bytes ? static_cast<const BitsHead*>(a.weight)->bits * panels * of.tokens / 2 * kPairSums * 2 : 0),
         whole(panels * kTablesPanel * of.tokens * 4) {}
   int64_t bytes() const { return tables + sums + whole; }
@@ -161,9 +160,7 @@ struct TablesWork {
   char* memory;
   int64_t groups, plane_bytes;
 
-  uint8_t* tables(int64_t pair) const {
-    return reinterpret_cast<uint8_t*>(memory) + pair * kTablesChunk * 2 * scratch.of.entry;
-  }
+  uint8_t* tables(int64_t group) const { return reinterpret_cast<uint8_t*>(memory) + group * 2 * scratch.of.entry; }
   uint16_t* sums(int64_t plane, int64_t panel, int64_t pair) const {
     return reinterpret_cast<uint16_t*>(memory + scratch.tables) +
            ((plane * scratch.panels + panel) * (scratch.of.tokens / 2) + pair) * kPairSums;
@@ -176,24 +173,27 @@ struct TablesWork {
   }
 
   // The lookups of groups [begin, begin + count); `first`: of a segment.
-  void chunk(const uint8_t* codes, int64_t stride, int64_t tokens, int64_t panel, int64_t panels, int64_t begin,
-             int64_t count, bool first) const {
+  void slab(const uint8_t* codes, int64_t stride, int64_t tokens, int64_t panel, int64_t panels, int64_t begin,
+            int64_t count, bool first) const {
+    const TableSums& of = scratch.of;
     for (int64_t t = 0; t < tokens; t++)
-      (scratch.of.bytes ? byte_tables : word_tables)(codes + t * stride + begin * kTablesInputs, count,
-                                                     tables(t / 2) + t % 2 * scratch.of.entry, 2 * scratch.of.entry);
+      (of.bytes ? byte_tables : word_tables)(codes + t * stride + begin * kTablesInputs, count,
+                                             tables(t / 2 * count) + t % 2 * of.entry, 2 * of.entry);
     for (int64_t p = 0; p < panels; p++)
-      for (int64_t plane = 0; plane < w.head.bits; plane++) {
-        const uint8_t* from = bytes(panel + p, plane, begin);
-        for (int64_t t = 0; t < tokens; t += 2) {
-          const bool two = tokens - t > 1;
-          if (scratch.of.bytes) {
-            (two ? table_tile<2> : table_tile<1>)(tables(t / 2), from, count, scratch.of.per_byte, first, sums(plane, p, t / 2));
-          } else {
-            (two ? word_tile<2> : word_tile<1>)(tables(t / 2), from, count, static_cast<int>(plane), scratch.of.tokens,
-                                                begin == 0 && plane == 0, whole(p) + t * 16);
+      for (int64_t plane = 0; plane < w.head.bits; plane++)
+        for (int64_t g = 0; g < count; g += scratch.chunk) {
+          const uint8_t* from = bytes(panel + p, plane, begin + g);
+          for (int64_t t = 0, some = least(scratch.chunk, count - g); t < tokens; t += 2) {
+            const bool two = tokens - t > 1, ahead = tokens > 1 && t + 2 >= tokens;
+            const uint8_t* table = tables(t / 2 * count + g);
+            if (of.bytes) {
+              (two ? table_tile<2> : table_tile<1>)(table, from, some, of.per_byte, first && g == 0, sums(plane, p, t / 2));
+            } else {
+              const auto run = ahead ? (two ? word_tile<2, true> : word_tile<1, true>) : two ? word_tile<2, false> : word_tile<1, false>;
+              run(table, from, some, static_cast<int>(plane), of.tokens, begin + g == 0 && plane == 0, whole(p) + t * 16);
+            }
           }
         }
-      }
   }
   void widen_panel(int64_t p, int64_t tokens, bool first) const {
     for (int64_t plane = 0; plane < w.head.bits; plane++)
@@ -204,12 +204,12 @@ struct TablesWork {
   // Answers of up to of.tokens tokens, `first` of the call the first of them, and `panels` panels from `panel` on.
   void run(const uint8_t* codes, int64_t stride, int64_t first, int64_t tokens, int64_t panel, int64_t panels) const {
     const TableSums& of = scratch.of;
-    const int64_t chunks = of.bytes || of.per_word > kTablesChunk ? kTablesChunk : of.per_word;
-    const int64_t segment = of.bytes ? of.per_word / chunks * chunks : groups;
+    const int64_t most = of.per_word / scratch.chunk * scratch.chunk, together = of.bytes ? least(scratch.slab, most) : scratch.slab;
+    const int64_t segment = of.bytes ? most / together * together : groups;
     for (int64_t s = 0; s < groups; s += segment) {
       const int64_t stop = least(groups, s + segment);
-      for (int64_t g = s; g < stop; g += chunks)
-        chunk(codes, stride, tokens, panel, panels, g, least(chunks, stop - g), g == s);
+      for (int64_t g = s; g < stop; g += together)
+        slab(codes, stride, tokens, panel, panels, g, least(together, stop - g), g == s);
       for (int64_t p = 0; p < panels; p++) {
         const int64_t row = (panel + p) * kTablesPanel;
         if (stop == groups) fetch_answers(a, first, tokens, row, kTablesPanel);
