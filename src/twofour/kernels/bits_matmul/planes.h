@@ -155,7 +155,7 @@ TWOFOUR_NOINLINE void plane_tile(const uint64_t* w, const Inputs& x, const Plane
   }
 }
 
-constexpr int64_t kPlanesTokens = 32;  // whose sums become answers together
+constexpr int64_t kPlanesTokens = 8;  // whose sums become answers together, while what was fetched for them is in L1
 
 inline PlaneShape plane_shape(const Matmul& a) {
   const int64_t words = ceil_div(a.in_features, 64);
