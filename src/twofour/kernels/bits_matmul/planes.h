@@ -99,14 +99,17 @@ struct PlaneShape {
   int64_t plane;  // words from one plane of a token to the next
 };
 
-// Counts of words [begin, end) of one plane of each side, added to `sum`.
-template <class P, int T, class Inputs>
-TWOFOUR_INLINE void plane_words(const uint64_t* weights, const Inputs& inputs, int64_t begin, int64_t end,
+// Counts of words [begin, end) of one plane of each side, added to `sum`. `Ahead`: the words `ahead` of them are fetched into L2.
+template <class P, int T, bool Ahead, class Inputs>
+TWOFOUR_INLINE void plane_words(const uint64_t* weights, const Inputs& inputs, int64_t begin, int64_t end, int64_t ahead,
                                 typename P::Word (&sum)[T][P::columns]) {
   for (int64_t q = begin; q < end; q++, weights += kPlanesPanel) {
     typename P::Word one[P::columns];
     TWOFOUR_UNROLL
-    for (int c = 0; c < P::columns; c++) one[c] = P::load(weights + c * P::lanes);
+    for (int c = 0; c < P::columns; c++) {
+      one[c] = P::load(weights + c * P::lanes);
+      if constexpr (Ahead) __builtin_prefetch(weights + ahead + c * P::lanes, 0, 2);
+    }
     TWOFOUR_UNROLL
     for (int t = 0; t < T; t++) {
       const typename P::Word all = P::all(*inputs.at(t, q));
@@ -133,11 +136,13 @@ TWOFOUR_NOINLINE void plane_tile(const uint64_t* w, const Inputs& x, const Plane
       const uint64_t* weights = w + i * s.words * kPlanesPanel;
       const Inputs inputs = x.from((level - i) * s.plane);
       if constexpr (P::most == 0) {
-        plane_words<P, T>(weights, inputs, 0, s.words, sum);
+        const int64_t ahead = s.w_bits * s.words * kPlanesPanel;  // a panel, of which each plane is read in turns with others
+        if (s.w_bits > 1) plane_words<P, T, true>(weights, inputs, 0, s.words, ahead, sum);
+        else plane_words<P, T, false>(weights, inputs, 0, s.words, ahead, sum);
       } else {
         for (int64_t q = 0; q < s.words; q += P::most) {
           Word counts[T][P::columns] = {};
-          plane_words<P, T>(weights + q * kPlanesPanel, inputs, q, least(s.words, q + P::most), counts);
+          plane_words<P, T, false>(weights + q * kPlanesPanel, inputs, q, least(s.words, q + P::most), 0, counts);
           TWOFOUR_UNROLL
           for (int t = 0; t < T; t++) {
             TWOFOUR_UNROLL
