@@ -85,6 +85,21 @@ def test_every_pair_of_widths_gives_the_reference_to_the_bit(row: BitsMatmul) ->
 
 
 @each_row(ROWS)
+def test_sums_of_inputs_at_and_beyond_16_bits_give_the_reference_to_the_bit(row: BitsMatmul) -> None:
+    low = torch.full((5, 1024), -1e3)  # code 0 throughout: -128 as a byte with a sign, -32768 in a group of 256
+    for (levels, shifted), group, (system, scale) in itertools.product(
+        [(twos(4), True), (twos(2), True), (twos(4), False), (bipolar(3), True)],
+        (256, 512),
+        [("unsigned", 0.25), ("bipolar", None), ("twos", None)],
+    ):
+        weight = weight_of(levels, (70, 1024, group), shifted)
+        quantization, prepared = Quantization(scale, bits=8, levels=system), row.prepare(weight)
+        for x in (low[:1], low, real(3, 1024)):
+            y = row.run(x, prepared, None, Problem(70, quantization=quantization))
+            assert torch.equal(y, bits_matmul_reference(x, weight, None, quantization)), (levels, group, system)
+
+
+@each_row(ROWS)
 def test_many_tokens_whose_panels_are_taken_apart_once_give_the_same_bits(row: BitsMatmul) -> None:
     tokens = 131  # more than kManyTokens of groups.h, and a rest of each tile
     for ((levels, shifted), size), (bits, system, scale) in zip(

@@ -71,7 +71,7 @@ TWOFOUR_NOINLINE void byte_tile(const char* w, const Inputs& x, int64_t blocks, 
   }
 }
 
-constexpr int64_t kBytesAhead = 4096;  // bytes of packed weights that are fetched before they are read: best of 2, 4, 8 KB
+constexpr int64_t kBytesAhead = 4096;  // bytes of packed weights that are fetched before they are read
 constexpr int32_t kCodesAround = 128;  // what codes of a token are less by where they are bytes with a sign
 
 // Whether codes in so many neighbouring places of a byte can be multiplied where they stand, for T rows: registers suffice for
@@ -87,11 +87,11 @@ constexpr bool apart_fits(int places) {
 // Sums of packed codes times bytes with a sign of T rows, of up to kMostInGroup inputs. Codes in `apart` neighbouring places
 // of a byte are multiplied where they stand, each place in sums of its own, which are shifted at the end: a shift for every
 // `apart` codes.
-template <class D, int bits, int T>
+template <class D, int bits, int T, int most = 4>
 struct CodeSums {
   using V = typename D::V;
   using Sum = typename D::Sum;
-  static constexpr int apart = apart_fits<D, bits, T>(4) ? 4 : apart_fits<D, bits, T>(2) ? 2 : 1;
+  static constexpr int apart = most == 4 && apart_fits<D, bits, T>(4) ? 4 : apart_fits<D, bits, T>(2) ? 2 : 1;
   Sum sum[apart][T][D::columns] = {};
 
   // Inputs 4 i ... 4 i + 3 of a block; `inputs` are those of each row.
@@ -120,11 +120,16 @@ struct CodeSums {
 };
 
 // Of blocks in turns, so that few sums do not wait for each other.
-template <class D, int bits, int T>
+template <class D, int bits, int T, int most = 4>
 struct CodeSumSets {
   using V = typename D::V;
-  static constexpr int sets = sets_of_sums(CodeSums<D, bits, T>::apart * T * D::columns);
-  CodeSums<D, bits, T> of[sets];
+  static constexpr int sets = sets_of_sums(CodeSums<D, bits, T, most>::apart * T * D::columns);
+  CodeSums<D, bits, T, most> of[sets];
+
+  TWOFOUR_INLINE void begin(int t, typename D::Sum sum) {
+    TWOFOUR_UNROLL
+    for (int c = 0; c < D::columns; c++) of[0].sum[0][t][c] = sum;
+  }
 
   // Calls add(sums, block) for blocks [begin, end).
   template <class Add>
@@ -154,10 +159,13 @@ TWOFOUR_NOINLINE void packed_tile(const char* w, const Inputs& x, int64_t blocks
     CodeSumSets<D, bits, T> part;
     part.each(first, least(blocks, first + most), [&](auto& sums_of, int64_t b) TWOFOUR_INLINED {
       typename D::Sum packed[D::columns];
+      // Held: a load of 64 bytes takes Zen 4 a cycle, as a dot. Beside few dots one line of four is fetched: it does better alone.
+      constexpr bool some = per * T > 2 || D::columns * V::width < kBytesPanel;
       TWOFOUR_UNROLL
       for (int c = 0; c < D::columns; c++) {
-        packed[c] = V::load_index(w + c * V::width * 4);
-        if (c * V::width % 16 == 0) __builtin_prefetch(w + kBytesAhead + c * V::width * 4);
+        const char* at = w + c * V::width * 4;
+        packed[c] = some ? (typename D::Sum)V::load_shared(reinterpret_cast<const float*>(at)) : V::load_index(at);
+        if (c == 0 || (some && c * V::width % 16 == 0)) __builtin_prefetch(at + kBytesAhead, 0, some ? 3 : 2);
       }
       TWOFOUR_UNROLL
       for (int i = 0; i < per; i++) sums_of.add(packed, i, [&](int t) { return x.at(t, per * b + i); });

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "bytes.h"
 
@@ -18,25 +19,25 @@ using twofour::GroupShape;
 constexpr int kDigits = 3;                    // bytes of an input that stays real
 constexpr int kMostOfDigits = (1 << 22) - 1;  // the greatest such q: Lanes::to_ints rounds no greater ones everywhere
 constexpr uint32_t kDigitsAround = 0x808080;  // what makes digits from -128 on those from 0 on
-constexpr int64_t kGroupsAhead = 8192;  // bytes of weights that are fetched before they are read: best of 1, 2, 4, 8 KB
-
-constexpr int64_t kManyTokens = 128;    // from which on a panel is taken apart once for all of them
-
-constexpr int64_t kGroupNumbers = 6 * kBytesPanel;  // bytes of scales and sums before the codes of a group, fetched as they are
+constexpr int64_t kManyTokens = 128;          // from which on a panel is taken apart once for all of them
+constexpr int64_t kLargestOfWords = 256;      // inputs of a group, times their step, whose sum of bytes fits 16 bits
+constexpr int kApartInGroups = 2;             // places of codes with sums of their own: of short groups more take longer to add up
 
 // Whether values less their zero points are bytes with a sign.
 inline bool values_are_bytes(const BitsHead& head, bool shifted) {
   const int32_t bits = head.rest[0], step = head.rest[1], least = head.rest[2], span = step * ((1 << bits) - 1);
   return shifted ? span <= 127 : least >= -128 && span + least <= 127;
 }
+inline uint32_t step_of_inputs(const Matmul& a) { return static_cast<uint32_t>(a.quantization.x_factor == 2 ? 2 : 1); }
 
-// Tokens in the workspace: the facts of all, then of each of a pass its rows of bytes (one, or three) and their sums in
-// every group; behind them, of many tokens, the values of a panel for each member of the team.
+// Tokens in the workspace: the facts of all, then of each of a pass its rows of bytes (one, or three) and their sums in every
+// group, times the level of code 0 where it is one; behind them, of many tokens, the values of a panel for each of the team.
 template <class D>
 struct GroupPlan {
   bool real;
   int64_t rows, padded, groups, sums, token_bytes, team;
   BitsPlan passes;
+  uint32_t factor;
   int64_t panel_bytes = 0;  // of values; 0: codes are taken apart for each tile
 
   explicit GroupPlan(const Matmul& a)
@@ -44,6 +45,7 @@ struct GroupPlan {
         groups(a.group > 0 ? a.in_features / a.group : 1), sums(rows * padded),
         token_bytes(sums + round_up(rows * groups * 4, 64)), team(a.threads > 1 ? a.threads : 1), passes(a, token_bytes, D::tokens) {
     const auto& head = *static_cast<const BitsHead*>(a.weight);
+    factor = step_of_inputs(a) * (a.zeros ? 1 : static_cast<uint32_t>(head.beta));
     if (real || a.quantization.x_factor != 1 || a.tokens < kManyTokens || !values_are_bytes(head, a.zeros)) return;
     const GroupShape shape(a.in_features, head.bits, a.group, a.zeros);
     panel_bytes = shape.groups * (shape.blocks * (8 / head.bits) + 1) * kBytesPanel * 4;
@@ -67,13 +69,11 @@ TWOFOUR_NOINLINE Range digits(const X* x, int64_t in, int64_t padded, uint8_t* t
   return span.finite ? range : Range{__builtin_nanf(""), 0};
 }
 
-inline void sums_of_groups(const uint8_t* row, const GroupShape& shape, int64_t in, int32_t* sums) {
-  const auto* bytes = reinterpret_cast<const int8_t*>(row);
-  for (int64_t g = 0; g < shape.groups; g++) {
-    int32_t sum = 0;
-    for (int64_t k = g * shape.inputs; k < (g + 1) * shape.inputs && k < in; k++) sum += bytes[k];
-    sums[g] = sum;
-  }
+// Of each group of a token's bytes with a sign their sum, times `factor`.
+inline void sums_of_groups(const uint8_t* row, const GroupShape& shape, uint32_t factor, int32_t* sums) {
+  const auto inputs = static_cast<int32_t>(shape.inputs), around = kCodesAround * inputs;
+  for (int64_t g = 0; g < shape.groups; g++)
+    sums[g] = static_cast<int32_t>(factor * static_cast<uint32_t>(sum_of_bytes(row + g * inputs, inputs, kCodesAround) - around));
 }
 
 // Token `t` of the call as rows of bytes with their sums.
@@ -84,13 +84,11 @@ void group_token(const Matmul& a, int64_t t, const Plan& plan, const GroupShape&
     token_codes<V>(a, t, to, plan.padded, facts);
     if (plan.panel_bytes > 0) return;
     for (int64_t k = 0; k < plan.padded; k++) to[k] ^= kCodesAround;
-    return sums_of_groups(to, shape, a.in_features, sums);
+    return sums_of_groups(to, shape, plan.factor, sums);
   }
-  facts.ranges[t] = a.x_type == Type::f32
-                        ? digits<V>(static_cast<const float*>(a.x) + t * a.x_stride, a.in_features, plan.padded, to)
-                        : digits<V>(static_cast<const uint16_t*>(a.x) + t * a.x_stride, a.in_features, plan.padded, to);
-  for (int d = 0; d < kDigits; d++)
-    sums_of_groups(to + d * plan.padded, shape, a.in_features, sums + d * plan.groups);
+  const auto cut = [&]<class X>(const X* x) { return digits<V>(x + t * a.x_stride, a.in_features, plan.padded, to); };
+  facts.ranges[t] = a.x_type == Type::f32 ? cut(static_cast<const float*>(a.x)) : cut(static_cast<const uint16_t*>(a.x));
+  for (int d = 0; d < kDigits; d++) sums_of_groups(to + d * plan.padded, shape, plan.factor, sums + d * plan.groups);
 }
 
 // A panel for some tokens of a pass.
@@ -104,42 +102,61 @@ struct GroupTile {
   const Range* ranges;
 };
 
-// A vector of narrower whole numbers.
+// A vector of numbers of 8 or 16 bits; gcc 12's vectors widen bytes one by one.
 template <class V, class N>
-TWOFOUR_INLINE typename V::I widened(const char* from) {
+TWOFOUR_INLINE typename V::ints widened(const N* from) {
   typedef N Narrow __attribute__((vector_size(V::width * sizeof(N))));
-  Narrow numbers;
-  std::memcpy(&numbers, from, sizeof numbers);
-  return __builtin_convertvector(numbers, typename V::I);
+  Narrow v;
+  std::memcpy(&v, from, sizeof v);
+#if defined(TWOFOUR_SET_avx512)
+  if constexpr (sizeof(N) == 1) return _mm512_cvtepi8_epi32((__m128i)v);
+  else return _mm512_cvtepi16_epi32((__m256i)v);
+#elif defined(TWOFOUR_SET_avx2)
+  if constexpr (sizeof(N) == 1) return _mm256_cvtepi8_epi32(_mm_cvtsi64_si128((int64_t)v));
+  else return _mm256_cvtepi16_epi32((__m128i)v);
+#else
+  return (typename V::ints)__builtin_convertvector(v, typename V::I);
+#endif
 }
 
-// What code 0 of a vector of outputs stands for, one number or, with zero points, one each, and the step between codes, times
-// the step of an input.
+// sum + numbers * factor. `narrow`: both fit 16 bits, so that one instruction multiplies and adds them.
 template <class V>
-struct GroupLevels {
-  typename V::U betas{};
-  uint32_t alpha, beta;
-  bool shifted;
-
-  TWOFOUR_INLINE GroupLevels(const GroupTile& tile, const char* group, int64_t c) {
-    const uint32_t step = tile.a.quantization.x_factor == 0 ? 1 : static_cast<uint32_t>(tile.a.quantization.x_factor);
-    alpha = step * static_cast<uint32_t>(tile.w.head.alpha);
-    beta = step * static_cast<uint32_t>(tile.w.head.beta);
-    shifted = tile.a.zeros;
-    if (shifted) betas = (typename V::U)widened<V, int8_t>(group + tile.shape.zeros + c) * step;
+TWOFOUR_INLINE typename V::ints plus_product(typename V::ints sum, typename V::ints numbers, int32_t factor, bool narrow) {
+#if defined(TWOFOUR_VNNI)
+  if (narrow) {
+    const auto pair = (typename V::ints)(typename V::I{} + (factor & 0xffff));  // beside the upper halves, which are signs
+    TWOFOUR_VNNI("vpdpwssd", sum, numbers, pair);
+    return sum;
   }
-  // The sum of values times inputs, from those over codes and inputs alone.
-  TWOFOUR_INLINE typename V::ints operator()(typename V::ints sum, int32_t inputs) const {
-    typename V::U whole = (typename V::U)sum;
-    if (alpha != 1) whole *= alpha;
-    const auto sum_of_inputs = static_cast<uint32_t>(inputs);
-    return (typename V::ints)(shifted ? whole + betas * sum_of_inputs : whole + beta * sum_of_inputs);
+#endif
+  return V::minus_product(sum, numbers, -factor);
+}
+
+// From sums over codes times inputs to those over values. What code 0 stands for times the sum of inputs is where a sum begins, or
+// is added behind, where steps are not one or outputs have zero points of their own. `plain`: neither, and weights have groups.
+template <class V, bool plain>
+struct GroupLevels {
+  const uint32_t alpha;
+  const bool shifted, begun, narrow, grouped;
+  static constexpr int32_t kNothing = 0;
+  explicit GroupLevels(const GroupTile& tile)
+      : alpha(step_of_inputs(tile.a) * static_cast<uint32_t>(tile.w.head.alpha)), shifted(!plain && tile.a.zeros),
+        begun(alpha == 1 && !shifted), narrow(step_of_inputs(tile.a) * tile.shape.inputs <= kLargestOfWords),
+        grouped(plain || tile.a.group > 0) {}
+  TWOFOUR_INLINE typename V::ints beginning(const int32_t* of_inputs) const {
+    return (typename V::ints)V::broadcast(reinterpret_cast<const float*>(plain || begun ? of_inputs : &kNothing));
+  }
+  TWOFOUR_INLINE typename V::ints operator()(typename V::ints sum, typename V::ints betas, int32_t of_inputs) const {
+    if (plain || begun) return sum;
+    if (alpha != 1) sum = (typename V::ints)((typename V::U)sum * alpha);
+    if (shifted) return plus_product<V>(sum, betas, of_inputs, narrow);
+    return (typename V::ints)((typename V::U)sum + static_cast<uint32_t>(of_inputs));
   }
 };
 
 // Adds a group of T tokens, each R rows, to `totals`, [token][vector].
-template <class D, int bits, int R, int T>
-TWOFOUR_INLINE void add_group(const GroupTile& tile, int64_t g, int64_t output,
+template <class D, int bits, int R, int T, bool plain>
+TWOFOUR_INLINE void add_group(const GroupTile& tile, const GroupLevels<typename D::V, plain>& levels, int64_t g, int64_t output,
                               typename D::V::reg (&totals)[T][D::columns]) {
   using V = typename D::V;
   constexpr int per = 8 / bits;
@@ -147,16 +164,17 @@ TWOFOUR_INLINE void add_group(const GroupTile& tile, int64_t g, int64_t output,
   const char* codes = group + tile.shape.codes + output * 4;
   const uint8_t* x = tile.x + g * tile.shape.inputs;
   const int32_t around = kCodesAround * tile.a.quantization.x_factor;
+  const auto sums = [&](int r) TWOFOUR_INLINED {
+    return reinterpret_cast<const int32_t*>(tile.x + r / R * tile.token_bytes + tile.sums) + r % R * tile.shape.groups + g;
+  };
+  CodeSumSets<D, bits, T * R, kApartInGroups> sums_of;
   TWOFOUR_UNROLL
-  for (int64_t b = 0; b < kGroupNumbers; b += 64) __builtin_prefetch(group + kGroupsAhead + b);
-  CodeSumSets<D, bits, T * R> sums_of;
+  for (int r = 0; r < T * R; r++) sums_of.begin(r, levels.beginning(sums(r)));
   sums_of.each(0, tile.shape.blocks, [&](auto& part, int64_t) TWOFOUR_INLINED {
     typename D::Sum packed[D::columns];
     TWOFOUR_UNROLL
-    for (int c = 0; c < D::columns; c++) {
-      packed[c] = V::load_index(codes + c * V::width * 4);
-      if (c * V::width % 16 == 0) __builtin_prefetch(codes + kGroupsAhead + c * V::width * 4);
-    }
+    for (int c = 0; c < D::columns; c++) packed[c] = V::load_index(codes + c * V::width * 4);
+    if (D::columns * V::width < kBytesPanel) __builtin_prefetch(codes + 2 * kBytesAhead);  // whole panels the processor fetches better
     TWOFOUR_UNROLL
     for (int i = 0; i < per; i++)
       part.add(packed, i, [&](int r) {
@@ -168,101 +186,91 @@ TWOFOUR_INLINE void add_group(const GroupTile& tile, int64_t g, int64_t output,
   TWOFOUR_UNROLL
   for (int c = 0; c < D::columns; c++) {
     const int64_t at = output + c * V::width;
-    const GroupLevels<V> levels(tile, group, at);
-    const char* sum_of_values = group + kBytesPanel * 4 + at * tile.shape.sum_bytes;
-    const auto scale = tile.a.group > 0 ? V::load_unaligned(reinterpret_cast<const float*>(group) + at) : V::all(1.0f);
-    const auto values = tile.a.group > 0 ? (typename V::ints)widened<V, int16_t>(sum_of_values) : V::load_ints(sum_of_values);
+    const char* of_values = group + kBytesPanel * 4 + at * tile.shape.sum_bytes;
+    const auto scale = levels.grouped ? V::load_unaligned(reinterpret_cast<const float*>(group) + at) : V::all(1.0f);
+    typename V::ints betas{}, values{};
+    if (!plain && levels.shifted) betas = widened<V>(reinterpret_cast<const int8_t*>(group) + tile.shape.zeros + at);
+    if (R == 1) values = levels.grouped ? widened<V>(reinterpret_cast<const int16_t*>(of_values)) : V::load_ints(of_values);
     TWOFOUR_UNROLL
     for (int t = 0; t < T; t++) {
-      const auto* sums = reinterpret_cast<const int32_t*>(tile.x + t * tile.token_bytes + tile.sums) + g;
       typename V::reg real = V::zero();
       if constexpr (R == 1) {
-        real = V::to_real(V::minus_product(levels(sums_of.at(t, c), sums[0]), values, tile.ranges[t].zero - around));
+        const auto sum = levels(sums_of.at(t, c), betas, *sums(t));
+        real = V::to_real(plus_product<V>(sum, values, around - tile.ranges[t].zero, levels.grouped));
       } else {
         TWOFOUR_UNROLL
         for (int r = R - 1; r >= 0; r--)  // Horner: the highest digit first
-          real = V::fma(real, V::all(256.0f), V::to_real(levels(sums_of.at(t * R + r, c), sums[r * tile.shape.groups])));
+          real = V::fma(real, V::all(256.0f), V::to_real(levels(sums_of.at(t * R + r, c), betas, *sums(t * R + r))));
       }
       totals[t][c] = totals[t][c] + apart(real * scale);
     }
   }
 }
 
-// Sums of groups, scaled by their tokens, to leave(answers of a vector of outputs, scaled sum, token).
-template <class D, class Out, int T, class Leave>
-TWOFOUR_INLINE void leave_group(const GroupTile& tile, const typename D::V::reg (&totals)[T][D::columns], int64_t output,
-                                int64_t panel, const Leave& leave) {
-  using V = typename D::V;
-  for (int c = 0; c < D::columns; c++) {
-    const int64_t at = output + c * V::width, row = panel * kBytesPanel + at;
-    if (row >= tile.a.out_features) break;
-    const Out answers(tile.a, row, tile.a.out_features);
-    const auto scale = V::load_unaligned(reinterpret_cast<const float*>(tile.panel) + at);
-    for (int t = 0; t < T; t++) {
-      const auto token = V::all(tile.ranges[t].scale);
-      leave(answers, totals[t][c] * (tile.a.group > 0 ? token : token * scale), t);
-    }
-  }
-}
-
-// The same to what the call answers, tokens from `first` on.
+// Sums of groups, scaled by their tokens, to what the call answers, tokens from `first` on.
 template <class D, int T>
 TWOFOUR_INLINE void leave_totals(const GroupTile& tile, const typename D::V::reg (&totals)[T][D::columns], int64_t output,
                                  int64_t panel, int64_t first) {
   using V = typename D::V;
+  const auto each = [&]<class Out>(std::type_identity<Out>, const auto& leave) TWOFOUR_INLINED {
+    for (int c = 0; c < D::columns; c++) {
+      const int64_t at = output + c * V::width, row = panel * kBytesPanel + at;
+      if (row >= tile.a.out_features) break;
+      const Out answers(tile.a, row, tile.a.out_features);
+      const auto scale = V::load_unaligned(reinterpret_cast<const float*>(tile.panel) + at);
+      for (int t = 0; t < T; t++) {
+        const auto token = V::all(tile.ranges[t].scale);
+        const typename V::reg scaled[] = {totals[t][c] * (tile.a.group > 0 ? token : token * scale)};
+        leave(answers, scaled, t);
+      }
+    }
+  };
   if (tile.a.coded == nullptr)
-    with_answers(tile.a, [&](auto as) {
-      leave_group<D, Answers<V>>(tile, totals, output, panel, [&](const auto& answers, typename V::reg sum, int t) TWOFOUR_INLINED {
-        const typename V::reg scaled[] = {sum};
-        answers.template leave<decltype(as)>(scaled, first + t);
-      });
+    return with_answers(tile.a, [&](auto as) {
+      each(std::type_identity<Answers<V>>{}, [&](const auto& answers, const auto& scaled, int t)
+                                                 TWOFOUR_INLINED { answers.template leave<decltype(as)>(scaled, first + t); });
     });
-  else
-    with_codes<V>(tile.a, [&](auto made) {
-      using Out = CodedAnswers<V, typename decltype(made)::type>;
-      leave_group<D, Out>(tile, totals, output, panel, [&](const auto& answers, typename V::reg sum, int t) TWOFOUR_INLINED {
-        const typename V::reg scaled[] = {sum};
-        answers.leave(scaled, first + t, tile.ranges + t);
-      });
-    });
+  with_codes<V>(tile.a, [&](auto made) {
+    each(std::type_identity<CodedAnswers<V, typename decltype(made)::type>>{},
+         [&](const auto& answers, const auto& scaled, int t) TWOFOUR_INLINED { answers.leave(scaled, first + t, tile.ranges + t); });
+  });
 }
 
 // T tokens of a panel, `columns` vectors of outputs at a time.
-template <class D, int bits, int R, int T>
+template <class D, int bits, int R, int T, bool plain>
 TWOFOUR_NOINLINE void group_tile(const GroupTile& tile, int64_t first, int64_t panel) {
   using V = typename D::V;
   constexpr int64_t together = D::columns * V::width;
+  const GroupLevels<V, plain> levels(tile);
   for (int64_t output = 0; output < kBytesPanel && panel * kBytesPanel + output < tile.a.out_features; output += together) {
     typename V::reg totals[T][D::columns] = {};
-    for (int64_t g = 0; g < tile.shape.groups; g++) add_group<D, bits, R, T>(tile, g, output, totals);
-    leave_totals<D>(tile, totals, output, panel, first);
+    for (int64_t g = 0; g < tile.shape.groups; g++) {
+      if (T > 2) asm volatile("" : : "r"(&totals) : "memory");  // registers are for the sums of the group
+      add_group<D, bits, R, T, plain>(tile, levels, g, output, totals);
+    }
+    typename V::reg made[T][D::columns];  // gcc would store totals whose address is taken after each group
+    std::memcpy(&made, &totals, sizeof made);
+    leave_totals<D>(tile, made, output, panel, first);
   }
 }
-
-// The tile of up to `tokens` tokens, and how many it takes of them.
-template <class D, int bits, int R>
-struct GroupTiles {
-  void (*run)(const GroupTile&, int64_t, int64_t);
-  int64_t tokens;
-  static GroupTiles of(int64_t left) {
-    if (R == 1 && left >= 4) return {group_tile<D, bits, R, R == 1 ? 4 : 1>, 4};
-    // two tokens of three rows took 1.25 times as long as one and one: their sums leave no registers for weights
-    if (R == 1 && left >= 2) return {group_tile<D, bits, R, R == 1 ? 2 : 1>, 2};
-    return {group_tile<D, bits, R, 1>, 1};
-  }
-};
 
 template <class D, int bits, int R>
 void group_panels(GroupTile tile, int64_t first, int64_t count, int64_t begin, int64_t end, const GroupPlan<D>& plan,
                   const uint8_t* x, const TokenFacts& facts) {
+  const bool plain = tile.a.group > 0 && !tile.a.zeros && step_of_inputs(tile.a) * static_cast<uint32_t>(tile.w.head.alpha) == 1;
   for (int64_t p = begin; p < end; p++) {
     tile.panel = tile.w.weights + p * tile.shape.groups * tile.shape.bytes;
     for (int64_t t = 0; t < count;) {
-      const auto tiles = GroupTiles<D, bits, R>::of(count - t);
       tile.x = x + t * plan.token_bytes;
       tile.ranges = facts.ranges + first + t;
-      tiles.run(tile, first + t, p);
-      t += tiles.tokens;
+      const auto run = [&](auto tokens) TWOFOUR_INLINED {
+        constexpr int T = R == 1 ? tokens.value : 1;  // two of three rows took 1.25 times as long as one and one
+        (plain ? group_tile<D, bits, R, T, true> : group_tile<D, bits, R, T, false>)(tile, first + t, p);
+        t += T;
+      };
+      if (count - t >= 4) run(std::integral_constant<int, 4>{});
+      else if (count - t >= 2) run(std::integral_constant<int, 2>{});
+      else run(std::integral_constant<int, 1>{});
     }
   }
 }
@@ -280,12 +288,13 @@ TWOFOUR_NOINLINE void panel_values(const GroupTile& tile, char* to) {
     const char* group = tile.panel + g * tile.shape.bytes;
     const char* codes = group + tile.shape.codes;
     for (int64_t o = 0; o < kBytesPanel; o += V::width) {
-      const auto levels = tile.a.zeros ? (typename V::U)widened<V, uint8_t>(group + tile.shape.zeros + o)
-                                       : (typename V::U)(typename V::I{} + static_cast<int32_t>(beta));
+      const auto* own = reinterpret_cast<const int8_t*>(group) + tile.shape.zeros + o;
+      const auto levels = tile.a.zeros ? (typename V::U)widened<V>(own) & 0xff : typename V::U{} + beta;
       const Bytes lowest = (Bytes)(levels * 0x01010101u);
       const char* sums = group + block + o * tile.shape.sum_bytes;
       char* at = to + o * 4;
-      V::store_ints(reinterpret_cast<int32_t*>(at), tile.a.group > 0 ? (typename V::ints)widened<V, int16_t>(sums) : V::load_ints(sums));
+      const auto of_values = tile.a.group > 0 ? widened<V>(reinterpret_cast<const int16_t*>(sums)) : V::load_ints(sums);
+      V::store_ints(reinterpret_cast<int32_t*>(at), of_values);
       at += block;
       for (int64_t b = 0; b < tile.shape.blocks; b++) {
         const auto packed = (typename V::U)V::load_index(codes + b * block + o * 4);
@@ -300,20 +309,6 @@ TWOFOUR_NOINLINE void panel_values(const GroupTile& tile, char* to) {
     }
     to += (tile.shape.blocks * per + 1) * block;
   }
-}
-
-// -values * zero, where a sum begins. `narrow`: both fit 16 bits, so that one instruction multiplies and adds them.
-template <class V>
-TWOFOUR_INLINE typename V::ints beginning(typename V::ints values, int32_t zero, bool narrow) {
-#if defined(TWOFOUR_VNNI)
-  if (narrow) {
-    typename V::ints sum{};
-    const auto pair = (typename V::ints)(typename V::I{} + (-zero & 0xffff));  // beside the upper halves, which are signs
-    TWOFOUR_VNNI("vpdpwssd", sum, values, pair);
-    return sum;
-  }
-#endif
-  return V::minus_product(typename V::ints{}, values, zero);
 }
 
 // T tokens of a panel whose values are bytes, as group_tile.
@@ -334,7 +329,7 @@ TWOFOUR_NOINLINE void value_tile(const GroupTile& tile, const char* values, int6
       for (int c = 0; c < D::columns; c++) {
         const auto of_values = V::load_ints(w + c * V::width * 4);
         TWOFOUR_UNROLL
-        for (int t = 0; t < T; t++) sum[t][c] = beginning<V>(of_values, tile.ranges[t].zero, grouped);
+        for (int t = 0; t < T; t++) sum[t][c] = plus_product<V>(typename V::ints{}, of_values, -tile.ranges[t].zero, grouped);
       }
       w += kBytesPanel * 4;
       for (int64_t b = 0; b < blocks; b++, w += kBytesPanel * 4, x += 4) {

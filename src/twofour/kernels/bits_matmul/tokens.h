@@ -108,21 +108,19 @@ inline Range real_codes(const Matmul& a, const X* x, uint8_t* to) {
   return range;
 }
 
-// The sum of codes.
-inline int32_t sum_of_bytes(const void* bytes, int64_t count) {
-  const auto* codes = static_cast<const uint8_t*>(bytes);
-#if defined(TWOFOUR_SET_avx512)
-  __m512i sum = _mm512_setzero_si512();
-  for (int64_t k = 0; k < count; k += 64) {
-    const __mmask64 there = count - k >= 64 ? ~__mmask64{0} : (__mmask64{1} << (count - k)) - 1;
-    sum = _mm512_add_epi64(sum, _mm512_sad_epu8(_mm512_maskz_loadu_epi8(there, codes + k), _mm512_setzero_si512()));
+// The sum of bytes, the bits of `flip` turned in each.
+inline int32_t sum_of_bytes(const uint8_t* bytes, int64_t count, uint8_t flip = 0) {
+  int64_t k = 0, sum = 0;
+#if defined(TWOFOUR_SET_avx2)
+  __m256i sums = _mm256_setzero_si256();
+  for (; k + 32 <= count; k += 32) {
+    const __m256i some = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes + k)) ^ _mm256_set1_epi8(static_cast<char>(flip));
+    sums = _mm256_add_epi64(sums, _mm256_sad_epu8(some, _mm256_setzero_si256()));
   }
-  return static_cast<int32_t>(_mm512_reduce_add_epi64(sum));
-#else
-  int32_t sum = 0;
-  for (int64_t k = 0; k < count; k++) sum += codes[k];
-  return sum;
+  sum = sums[0] + sums[1] + sums[2] + sums[3];
 #endif
+  for (; k < count; k++) sum += bytes[k] ^ flip;
+  return static_cast<int32_t>(sum);
 }
 
 // Token `t` of the call as codes; `padded` bytes of `to` are written, those behind the inputs zero.

@@ -31,7 +31,7 @@ inline const char* coded_image(const ReadConv& read, const ConvPlan& plan, int64
 }
 
 inline int32_t sum_of_pixel(const PixelCodes& form, int64_t bytes, const char* codes) {
-  if (!form.planes) return sum_of_bytes(codes, bytes);
+  if (!form.planes) return sum_of_bytes(reinterpret_cast<const uint8_t*>(codes), bytes);
   int32_t sum = 0;
   for (int64_t p = 0; p < form.bits; p++)
     for (int64_t q = 0; q < form.words(); q++) {
