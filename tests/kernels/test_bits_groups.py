@@ -89,7 +89,7 @@ def test_sums_of_inputs_at_and_beyond_16_bits_give_the_reference_to_the_bit(row:
     low = torch.full((5, 1024), -1e3)  # code 0 throughout: -128 as a byte with a sign, -32768 in a group of 256
     for (levels, shifted), group, (system, scale) in itertools.product(
         [(twos(4), True), (twos(2), True), (twos(4), False), (bipolar(3), True)],
-        (256, 512),
+        (128, 256, 512),  # odd levels have steps of two: 128 is where their sums end
         [("unsigned", 0.25), ("bipolar", None), ("twos", None)],
     ):
         weight = weight_of(levels, (70, 1024, group), shifted)

@@ -108,7 +108,7 @@ TWOFOUR_INLINE void plane_words(const uint64_t* weights, const Inputs& inputs, i
     TWOFOUR_UNROLL
     for (int c = 0; c < P::columns; c++) {
       one[c] = P::load(weights + c * P::lanes);
-      if constexpr (Ahead) __builtin_prefetch(weights + ahead + c * P::lanes, 0, 2);
+      if constexpr (Ahead && P::lanes > 1) __builtin_prefetch(weights + ahead + c * P::lanes, 0, 2);  // a line each
     }
     TWOFOUR_UNROLL
     for (int t = 0; t < T; t++) {
