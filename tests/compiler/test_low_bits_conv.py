@@ -270,6 +270,18 @@ def test_thresholds_are_the_sums_at_which_the_float_formula_changes(bits: int) -
     assert sums.thresholds(True, 1) is None
 
 
+def test_a_file_has_the_images_so_that_nothing_is_measured_again(tmp_path, monkeypatch) -> None:
+    model, x = of_bits("w2", "a2"), torch.randn(2, 3, 21, 17)
+    fast: Any = twofour.compile(copy.deepcopy(model), x, graph=False)
+    twofour.save(fast, tmp_path / "m")
+    monkeypatch.setenv("TWOFOUR_CACHE", str(tmp_path / "another"))
+    again: Any = twofour.load(tmp_path / "m", copy.deepcopy(model), graph=False)
+    seen = [(layer.name, layer.tokens, layer.kernel, layer.dense_ms) for layer in fast.plan.layers]
+    assert [(layer.name, layer.tokens, layer.kernel, layer.dense_ms) for layer in again.plan.layers] == seen
+    assert {tokens for _, tokens, *_ in seen} == {2 * 21 * 17, 2 * 11 * 8}
+    assert any(note.startswith("0 cases measured here") for note in again.plan.notes), again.plan.notes
+
+
 @pytest.mark.long
 def test_a_graph_of_a_file_runs_in_floats_where_those_are_faster(tmp_path, graph_wins, monkeypatch) -> None:
     model, x = chained()

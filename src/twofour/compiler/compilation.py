@@ -86,7 +86,7 @@ class Compilation:
             plan.memory,
             plan.tokens,
             dict(plan.counts),
-            {name: module.images for name, module in layers if isinstance(module, CompiledConv)},
+            {**plan.images, **{name: module.images for name, module in layers if isinstance(module, CompiledConv)}},
             {name: found for name, found in quantized if not found.dynamic},
             plan.kept_dense,
             plan.machines,

@@ -126,7 +126,8 @@ def run_low_bits(
             entry = replace(entry, reason=entry.reason + ZEROS.format(mask.pattern.name))
         entries[name] = entry
     seen = {name: counts[name] for name in found if name in counts}
-    return replace(plan, layers=tuple(entries.values()), counts={**plan.counts, **seen})
+    shown = {name: size for name, size in (images or {}).items() if name in found}
+    return replace(plan, layers=tuple(entries.values()), counts={**plan.counts, **seen}, images=shown)
 
 
 def _run(

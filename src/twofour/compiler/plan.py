@@ -13,6 +13,7 @@ from twofour.errors import CompileError
 from twofour.graph import EXACT, Calls
 from twofour.graph.plot import draw
 from twofour.kernels.base import Row
+from twofour.kernels.conv import Images
 from twofour.kernels.table import find
 from twofour.layers.grouped import grouped, one_text, without_numbers
 from twofour.measure.travelling import MachineTimes
@@ -81,6 +82,7 @@ class Plan:
         ranges: Of int8, what its inputs are rounded by: "a range of each token" or "static ranges of the data", in
             how many layers where that is not all; "" of another type.
         counts: Tokens that each compiled Linear saw in the example; empty without one.
+        images: Images, height and width that each convolution of low bits saw in the example.
         steps: Steps and sequences that each recurrent layer saw in the example; empty without one.
         account: What became of the graph, and where the whole model's time goes; None without one.
         whole_ms: Median milliseconds of the whole model on the example, "dense" and "compiled"; empty without one.
@@ -103,6 +105,7 @@ class Plan:
     symmetric: bool = True
     ranges: str = ""
     counts: Mapping[str, int] = field(default_factory=dict)
+    images: Mapping[str, Images] = field(default_factory=dict)
     steps: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     account: GraphReport | None = None
     whole_ms: Mapping[str, float] = field(default_factory=dict)

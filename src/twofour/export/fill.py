@@ -182,7 +182,8 @@ def fill_compiled(
     attach_masks(path, fast, {name: text for name, text in promises.items() if name in prunable})
     fast = fast.eval().requires_grad_(False)
     require_codes(path, fast, contents)
-    plan = run_low_bits(fast, replace(plan, kept_dense=kept), dict(layers.low_bits_counts(fast)), terms)
+    seen = dict(layers.low_bits_counts(fast)), terms, dict(layers.low_bits_images(fast))
+    plan = run_low_bits(fast, replace(plan, kept_dense=kept), *seen)
     plan = choose_engine(fast, replace(plan, graph=said.graph), example, terms, graph)
     return with_plan(fast, concluded(plan, terms), terms.computing)
 

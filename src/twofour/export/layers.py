@@ -136,6 +136,13 @@ class FileLayers:
             else:
                 logger.warning("layer `%s`: %d tokens in the file are not measured: too many", name, found)
 
+    def low_bits_images(self, fast: nn.Module) -> Iterator[tuple[str, Images]]:
+        """Yield the images that the file knows of convolutions of low bits."""
+        for name in quantization.of(fast):
+            module = fast.get_submodule(name)
+            if isinstance(module, nn.Conv2d) and self._measurable(name, module):
+                yield name, self.said.images[name]
+
     def _taken(self) -> Iterator[tuple[str, nn.Module]]:
         """Yield the layers that can be replaced and were, where the model of the file was compiled."""
         parts = attention_parts(self.model)
