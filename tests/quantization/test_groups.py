@@ -125,9 +125,16 @@ def test_means_of_groups_come_back_to_the_bit_where_no_graph_rounds_anew(
 
 def test_what_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(48, 10), nn.ReLU(), nn.Linear(10, 4))
-    for options in ({"group": 7}, {"group": 16}, {"group": 2, "scales": "tensor"}):
-        with pytest.raises(QuantizationError, match="cannot be cut into groups"):
+    for options, remedy in (
+        ({"group": 7}, "group=16"),
+        ({"group": 16}, "group=2"),
+        ({"group": 2, "scales": "tensor"}, 'scales="channel"'),
+    ):
+        with pytest.raises(QuantizationError, match=rf"cannot be cut into groups[\s\S]*try +{remedy}, or leave"):
             twofour.quantize(model, "w4", "a8", ends=None, **options)
+    for weights in ("int4", 4, "4", " W4"):
+        with pytest.raises(QuantizationError, match=r'try +weights="w4"'):
+            twofour.quantize(model, weights)
     for weights in ("w1", "w1.58", "b3"):
         with pytest.raises(QuantizationError, match="no zero points"):
             twofour.quantize(model, weights, symmetric=False, ends=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from math import gcd
 from typing import Any, Literal
 
 import torch
@@ -277,11 +278,12 @@ def _run(
     shifted = not symmetric and widths.weights.levels == "twos"
     wrong = size and (module.in_features % size or scales == "tensor")  # pyright: ignore[reportOperatorIssue]
     if wrong or shifted is symmetric:
+        fit = 'scales="channel"' if scales == "tensor" else f"group={gcd(width_of(module), 128)}"
         raise QuantizationError(
             "the weight of a layer cannot be cut into groups" if wrong else f"{widths.weights.name} has no zero points",
             got=f"group={group}, {width_of(module)} inputs, scales={scales!r}" if wrong else "symmetric=False",
             wanted="a divisor of its inputs, and a scale for each" if wrong else "two's complement: w2 to w8",
-            remedy="leave the layer out (skip=[...]), or the group" if wrong else "leave `symmetric` out",
+            remedy=f"{fit}, or leave the layer out: skip=[...]" if wrong else "leave `symmetric` out",
             layer=name or None,
         )
     _require_fit(model, name, widths, size, shifted)

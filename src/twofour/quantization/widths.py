@@ -110,7 +110,7 @@ def encoding_of(text: object, role: str) -> Bits | None:
     found = encodings.find(names.get(text, text)) if isinstance(text, str) else None
     if not isinstance(found, Bits) or found.levels not in _LEVELS[role] or (found.levels, found.bits) == ("twos", 1):
         exact = "s2 to s8, b1 to b8" + (", ternary, ternary5" if role == "weights" else ", u1 to u8")
-        plain = text.strip().lower() if isinstance(text, str) else ""
+        plain = f"{role[0]}{said}" if (said := str(text).strip().lower().removeprefix("int")).isdigit() else said
         raise QuantizationError(
             f"the width of {role} is not known",
             got=cut(repr(text), 60),
