@@ -550,4 +550,4 @@ def test_layers_that_cannot_be_rounded_are_told_of(caplog: pytest.LogCaptureFixt
     model = nn.Sequential(nn.Conv1d(3, 4, 3), nn.Linear(6, 6), nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"))
     twofour.quantize(model, "w2", skip="2")
     (said,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert said == "1 layers stay in floats: `0`: Conv1d: low bits are for Linear and Conv2d"
+    assert said == "1 of 2 layers stay in floats: `0`: Conv1d: low bits are for Linear and Conv2d"

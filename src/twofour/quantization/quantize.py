@@ -175,13 +175,14 @@ def _chosen(
             found[name] = Widths(encoding, inputs), named or named_inputs
         else:
             reasons.append(f"`{name or type(module).__name__}`: {why}")
-            _log.info("%s stays float", reasons[-1])
+            _log.info("%s; it stays float", reasons[-1])
             if encoding is not None and not any(matches(glob, name) for glob in skip):
                 unable.append(reasons[-1])
     if not found:
         raise _nothing(model, reasons)
     if unable:
-        _log.warning("%d layers stay in floats: %s", len(unable), "; ".join(unable[:3]) + "; ..." * (len(unable) > 3))
+        listed, count = "; ".join(unable[:3]) + "; ..." * (len(unable) > 3), len(unable)
+        _log.warning("%d of %d layers stay in floats: %s", count, count + len(found), listed)
     return _with_ends(found, ends)
 
 
