@@ -21,6 +21,7 @@ constexpr int kMostOfDigits = (1 << 22) - 1;  // the greatest such q: Lanes::to_
 constexpr uint32_t kDigitsAround = 0x808080;  // what makes digits from -128 on those from 0 on
 constexpr int64_t kManyTokens = 128;          // from which on a panel is taken apart once for all of them
 constexpr int64_t kLargestOfWords = 256;      // inputs of a group, times their step, whose sum of bytes fits 16 bits
+constexpr int64_t kGroupNumbers = 6 * kBytesPanel;  // bytes of scales and sums before the codes of a group
 constexpr int kApartInGroups = 2;             // places of codes with sums of their own: of short groups more take longer to add up
 
 // Whether values less their zero points are bytes with a sign.
@@ -167,14 +168,22 @@ TWOFOUR_INLINE void add_group(const GroupTile& tile, const GroupLevels<typename 
   const auto sums = [&](int r) TWOFOUR_INLINED {
     return reinterpret_cast<const int32_t*>(tile.x + r / R * tile.token_bytes + tile.sums) + r % R * tile.shape.groups + g;
   };
+  // Whole panels that one token reads, the processor fetches better alone.
+  constexpr bool whole = D::columns * V::width == kBytesPanel, fetches = !whole || T > 1;
+  if (whole && fetches) {
+    TWOFOUR_UNROLL
+    for (int64_t b = 0; b < kGroupNumbers; b += 64) __builtin_prefetch(group + 2 * kBytesAhead + b);
+  }
   CodeSumSets<D, bits, T * R, kApartInGroups> sums_of;
   TWOFOUR_UNROLL
   for (int r = 0; r < T * R; r++) sums_of.begin(r, levels.beginning(sums(r)));
   sums_of.each(0, tile.shape.blocks, [&](auto& part, int64_t) TWOFOUR_INLINED {
     typename D::Sum packed[D::columns];
     TWOFOUR_UNROLL
-    for (int c = 0; c < D::columns; c++) packed[c] = V::load_index(codes + c * V::width * 4);
-    if (D::columns * V::width < kBytesPanel) __builtin_prefetch(codes + 2 * kBytesAhead);  // whole panels the processor fetches better
+    for (int c = 0; c < D::columns; c++) {
+      packed[c] = V::load_index(codes + c * V::width * 4);
+      if (fetches && c * V::width % 16 == 0) __builtin_prefetch(codes + 2 * kBytesAhead + c * V::width * 4);
+    }
     TWOFOUR_UNROLL
     for (int i = 0; i < per; i++)
       part.add(packed, i, [&](int r) {
