@@ -258,6 +258,7 @@ def test_the_workflow_says_what_is_not_run_and_runs_what_contributing_says() -> 
     )
     assert workflow.startswith("# NOT RUN YET") and "run: .ci/run" in workflow
     assert steps == ["test", "check", "fuzz-quick", "test-long"]
+    assert re.search(r"^if .*SECONDS.*LIMIT.*; then\n +make test-long\nelse\n", text(".ci/run"), re.M)
     (needed,) = re.findall(r"^test-long: (.+)$", text("Makefile"), re.M)
     assert "$(VENV)/docs.stamp" in needed, "the test that builds the site would be skipped"
     said = text("CONTRIBUTING.md")
