@@ -40,25 +40,26 @@ def draw_all() -> list[Path]:
         tables = {name: _load(f"{name}-float32", machine) for name in ("fusion", "algebra")}
         every = [record for records in tables.values() for record in records]
         blocks += [f"### Fusion and algebra: {_heading(every[0])}"]
-        blocks += [fusion_tables.of_fusion(tables["fusion"])] if tables["fusion"] else []
-        blocks += [fusion_tables.of_algebra(tables["algebra"])] if tables["algebra"] else []
-        blocks += _measured(every)
+        for name, write in (("fusion", fusion_tables.of_fusion), ("algebra", fusion_tables.of_algebra)):
+            blocks += [write(tables[name]), *_measured(tables[name])] if tables[name] else []
     for title, written in TITLES.items():
         for machine in recorded(written):
             tables = {name: found for name in written if (found := _load(name, machine))}
             blocks += [f"### {title}: {_heading(next(iter(tables.values()))[0])}"]
-            measured = [_measured(records) for records in tables.values()]
-            for (name, records), lines, following in zip(tables.items(), measured, [*measured[1:], []], strict=True):
+            for name, records in tables.items():
                 said, write = written[name]
-                blocks += [said, write(records), *(lines if lines != following else [])]
+                blocks += [said, write(records), *_measured(records)]
     for machine in machines():
         figures = draw(machine)
         every = [r for dtype in DTYPES for name in ("linear", "models") for r in _load(f"{name}-{dtype}", machine)]
         blocks += [f"### {_heading(every[0])}"]
         blocks += [f"`make figures` draws these records as `docs/figures/*-{machine}.svg`."]
-        blocks += [_ratio_table(state, machine) for state in STATES if any(_linear(d, state, machine) for d in DTYPES)]
-        blocks += [_table(records) for dtype in DTYPES if (records := _load(f"models-{dtype}", machine))]
-        blocks += _measured(every)
+        for state in STATES:
+            if found := [record for dtype in DTYPES for record in _linear(dtype, state, machine)]:
+                blocks += [_ratio_table(state, machine), *_measured(found)]
+        for dtype in DTYPES:
+            if records := _load(f"models-{dtype}", machine):
+                blocks += [_table(records), *_measured(records)]
         drawn += figures
     PAGE.write_text("\n\n".join([head + START, *blocks, END + rest.split(END)[1]]))
     return [*drawn, PAGE]
