@@ -546,7 +546,7 @@ def test_figures_are_drawn_from_records(cases, tmp_path: Path, monkeypatch: pyte
             "| float32 | 1.00 (1.00 to 1.00) | 1.00 (1.00 to 1.00) |" in shown and "`docs/figures/*-here.svg`" in shown
         )
         assert "| tiny, None | 1 | 1 |" in shown
-        assert shown.count("Measured on: ") == 1
+        assert shown.count("Measured on: ") == 2  # under each of the two tables
 
 
 def test_the_readme_is_written_from_the_records(cases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
