@@ -187,7 +187,7 @@ def caught_in_a_function(model):
     [
         (lambda m: Uncopied(*m), "cannot be copied (RuntimeError: a handle of a device)"),
         (lambda m: Sharing(*m), "the copy would share 0.weight, 0.bias, 1.weight"),
-        (caught_in_a_function, "the copy would share 1.forward"),
+        (caught_in_a_function, "the copy would share 1.weight, 1.bias"),
     ],
 )
 def test_without_a_copy_there_is_no_control_and_a_warning(change, told, caplog):

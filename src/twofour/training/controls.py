@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FunctionType
 from typing import Any, Literal
 
 import torch
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from twofour import masks
 from twofour.errors import TrainingError, cut
+from twofour.training.copies import copied, shared
 from twofour.training.defaults import is_auto
 from twofour.training.distillation import Taught
-from twofour.training.lesson import taught
+from twofour.training.lesson import asked, taught, teaching
 from twofour.training.plan import Plan
 from twofour.training.result import CONTROL, DENSE, OTHER
 
@@ -54,11 +55,13 @@ def beside(model: nn.Module, plan: Plan, wish: Wish, folder: Path | None) -> Bes
 
     Raises:
         TrainingError: The teacher answers in another shape, the model cannot be copied to teach, or the optimiser of
-            the control would hold the model's weights.
+            the control would hold other parameters than the model's does.
     """
     control, teacher = wish.control, wish.teacher
+    if isinstance(control, nn.Module) and (wrong := _told_apart(plan, model, control)):
+        raise _bad_control(wrong)
     if isinstance(plan.loader, Taught):  # nobody else teaches
-        return Beside(control if isinstance(control, nn.Module) else None, plan)
+        return Beside(None if isinstance(control, str) else control, plan)
     if isinstance(control, str):
         found = _made(model, plan, wish, folder)
         if isinstance(found, Beside):
@@ -68,13 +71,13 @@ def beside(model: nn.Module, plan: Plan, wish: Wish, folder: Path | None) -> Bes
         note = f"no control, which would also teach: {found}"
         log.log(logging.WARNING if wish.known else logging.INFO, "%s", note)
         return Beside(None, plan, notes=(note,))
-    if control is not None and _held(plan, control) & {id(parameter) for parameter in model.parameters()}:
-        raise _bad_control("an optimiser of the model's weights, whatever `optimizer` is given")
     if not isinstance(teacher, str):
         return Beside(control, taught(plan, model, teacher, CONTROL if teacher is control else OTHER))
     if teacher == "control":
         return Beside(control, taught(plan, model, control, CONTROL))
-    return Beside(control, taught(plan, model, copied(model).requires_grad_(False), DENSE))
+    if (question := asked(plan, model, DENSE)) is None:
+        return Beside(control, plan)
+    return Beside(control, teaching(plan, copied(model, question).requires_grad_(False), DENSE, question))
 
 
 def _made(model: nn.Module, plan: Plan, wish: Wish, folder: Path | None) -> Beside | str:
@@ -83,50 +86,69 @@ def _made(model: nn.Module, plan: Plan, wish: Wish, folder: Path | None) -> Besi
         return "the training is not known; its optimizer= and schedule=, or control=copy.deepcopy(model), bring one"
     if folder is not None and (folder / "sparse.pt").exists() and not (folder / "control.pt").exists():
         return f"the run in `{folder}` began without"
+    if (question := asked(plan, model, CONTROL)) is None:
+        return "its answers cannot be compared"
     try:
-        control = copied(model)
+        control = copied(model, question)
     except TrainingError as error:
         return f"{error.what} ({error.got})"
-    if _held(plan, control) - {id(parameter) for parameter in control.parameters()}:
-        return "`optimizer` takes other parameters than those that it is given, which both trainings would change"
-    lesson = taught(plan, model, control, CONTROL)
-    return "its answers cannot be compared" if lesson.taught is None else Beside(control, lesson, own=True)
+    wrong = _told_apart(plan, model, control, own=True)
+    return wrong or Beside(control, teaching(plan, control, CONTROL, question), own=True)
 
 
-def _held(plan: Plan, model: nn.Module) -> set[int]:
-    """Return the identities of the parameters that the optimiser of a model would hold."""
-    return {id(parameter) for group in plan.start(model, {})[0].param_groups for parameter in group["params"]}
+def _told_apart(plan: Plan, model: nn.Module, control: nn.Module, *, own: bool = False) -> str:
+    """Return how the optimiser of a control holds other parameters than the model's does; "" where it does not.
 
-
-def copied(model: nn.Module) -> nn.Module:
-    """Return a copy of a dense model that shares nothing with it.
-
-    Raises:
-        TrainingError: There is none.
+    That of our `own` copy has the same settings too, and holds no parameters of others. One of the caller's may have
+    other weights frozen, which are not compared.
     """
+    trained = [{n for n, p in m.named_parameters() if p.requires_grad or own} for m in (model, control)]
+    frozen = trained[0] ^ trained[1]
+    mine = _held(plan, model, own, frozen)
     try:
-        found = copy.deepcopy(model)
-        if shared := _shared(model, found):
-            raise ValueError(f"the copy would share {', '.join(shared[:3])}")
+        theirs = _held(plan, control, own, frozen)
     except Exception as error:
-        raise TrainingError(
-            "the dense model cannot be copied",
-            got=f"{type(error).__name__}: {cut(str(error), 200)}",
-            wanted="a model that copy.deepcopy takes, with weights and methods of its own",
-            remedy="teacher=another_copy, or teacher=None: nobody teaches then",
-        ) from error
-    return found
+        return f"{_APART} ({type(error).__name__}: {cut(str(error), 200)})"
+    strangers = any(None in names for names, _ in theirs)
+    if own and strangers:
+        return "`optimizer` takes other parameters than those that it is given, which both trainings would change"
+    if mine == theirs:
+        return ""
+    return "an optimiser of the model's weights, whatever `optimizer` is given" if strangers else _APART
 
 
-def _shared(model: nn.Module, other: nn.Module) -> list[str]:
-    """Return which weights two models share, and functions in the place of `forward`, which run the first one's."""
-    mine = {id(parameter) for parameter in model.parameters()}
-    found = [name for name, parameter in other.named_parameters() if id(parameter) in mine]
-    for (name, one), its in zip(model.named_modules(), other.modules(), strict=True):
-        forward = vars(one).get("forward")
-        if isinstance(forward, FunctionType) and vars(its).get("forward") is forward:
-            found.append(f"{name}.forward".lstrip("."))
-    return found
+_APART = "`optimizer` tells this model's parameters from the copy's"
+
+
+def _held(plan: Plan, of: nn.Module, settings: bool, but: set[str]) -> list[tuple[set[str | None], dict[str, Any]]]:
+    """Return the names of the parameters in each group of an optimiser, None for others, and its `settings`."""
+    names = {id(parameter): name for name, parameter in of.named_parameters()}
+    return [
+        (
+            {names.get(id(parameter)) for parameter in group["params"]} - but,
+            {key: value for key, value in group.items() if settings and isinstance(value, float)},
+        )
+        for group in plan.start(of, {})[0].param_groups
+    ]
+
+
+@contextmanager
+def watched(model: nn.Module) -> Iterator[list[str]]:
+    """While the control of a model is trained, drop gradients that reach the model; the first is told of and noted."""
+    notes = list[str]()
+
+    def drop(parameter: Tensor) -> None:
+        parameter.grad = None
+        if not notes:
+            notes.append("`loss`, or the control itself, reads weights of the model, not of the control")
+            log.warning("%s", notes[0])
+
+    hooks = [p.register_post_accumulate_grad_hook(drop) for p in model.parameters() if p.requires_grad]
+    try:
+        yield notes
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def wished(teacher: Any, model: nn.Module, control: Any, *, dense: bool, known: bool) -> Wish:
@@ -143,7 +165,7 @@ def wished(teacher: Any, model: nn.Module, control: Any, *, dense: bool, known: 
     if is_auto(control) and (not dense or not isinstance(teacher, str) or teacher != "control"):
         control = None
     if control is not None and not is_auto(control):
-        check(control, model, dense=dense)
+        require_control(control, model, dense=dense)
     if asked and control is None:
         raise _no_control('teacher="control" without control=')
     return Wish(control, teacher, asked, known)
@@ -178,7 +200,7 @@ def require_teacher(teacher: object, model: nn.Module, words: tuple[str, ...] = 
     )
 
 
-def check(control: nn.Module, model: nn.Module, *, dense: bool = False) -> None:
+def require_control(control: nn.Module, model: nn.Module, *, dense: bool = False) -> None:
     """Refuse a control that is no module, masked, shares weights with the model, or is another network.
 
     Beside a `dense` model, which it is to be a copy of, a warning tells of other weights.
@@ -188,10 +210,9 @@ def check(control: nn.Module, model: nn.Module, *, dense: bool = False) -> None:
     if masks.of(control):
         got = "the pruned model itself" if control is model else f"{len(masks.of(control))} masked weights"
         raise _bad_control(got)
-    mine = {id(parameter) for parameter in model.parameters()}
-    shared = [name for name, parameter in control.named_parameters() if id(parameter) in mine]
-    if shared:
-        raise _bad_control(f"{len(shared)} weights shared with the pruned model: {', '.join(shared[:3])}")
+    weights = dict(control.named_parameters()).keys()
+    if same := [name for name in shared(model, control) if name in weights]:
+        raise _bad_control(f"{len(same)} weights shared with the pruned model: {', '.join(same[:3])}")
     shapes = [{name: tuple(p.shape) for name, p in m.named_parameters()} for m in (control, model)]
     for name in dict.fromkeys((*shapes[0], *shapes[1])):
         if shapes[0].get(name) != shapes[1].get(name):

@@ -99,7 +99,8 @@ def finetune(
             gradients, before the first step and after every epoch, of the control too.
         control: The dense model, copied before pruning; it gets the same extra training, before the sparse one. "auto":
             a copy made here, where a dense model is pruned, `optimizer` is given and the control is to teach; where
-            none can be made, or there are no answers to compare, a warning says so, and there is none. None: none.
+            none can be made that shares nothing with the model, `optimizer` does not take both alike, or there are no
+            answers to compare in both modes, a warning says so, and there is none. None: none.
         checkpoint: Folder for `sparse.pt` and `control.pt`, written at the end of every epoch, and for `start.pt`, what
             a dense model was pruned to.
         checkpoint_every: Write them also every so many steps within an epoch.
@@ -131,9 +132,10 @@ def finetune(
 
     Raises:
         TrainingError: An argument is impossible, the model has both masks and a scheme, the optimiser does not hold all
-            masks, the control is not a dense model of the same shapes, a teacher's answers have another shape, the
-            loader is empty or yields no pairs, the loss is not finite, a dense model is wrapped for several devices,
-            the checkpoint is of another run, or another process or thread uses its folder.
+            masks, the control is not a dense model of the same shapes or has an optimiser of other parameters, a
+            teacher's answers have another shape, the loader is empty or yields no pairs, the loss is not finite, a
+            dense model is wrapped for several devices, the checkpoint is of another run, or another process or thread
+            uses its folder.
         FormatError: The checkpoint is truncated, damaged or foreign. The file is left untouched.
         MaskError: A pruned weight is no longer zero after an epoch.
         TwofourError: A dense model cannot be pruned: as `twofour.prune`.
@@ -150,8 +152,8 @@ def finetune(
     plan, notes = defaults.completed(model, loader, left, settings, best, held)
     with checkpoints.alone(folder), Progress(progress, stays=True) as display:
         beside, further = _ready(model, plan, options, wish, folder, progress)
-        sparse, dense = _runs(model, plan, beside, folder, display)
-    return Result(sparse, dense, seed, beside.plan.taught, (*notes, *further))
+        sparse, dense, told = _runs(model, plan, beside, folder, display)
+    return Result(sparse, dense, seed, beside.plan.taught, (*notes, *further, *told))
 
 
 def _ready(
@@ -166,14 +168,15 @@ def _ready(
 
 def _runs(
     model: nn.Module, plan: Plan, beside: controls.Beside, folder: Path | None, display: Progress
-) -> tuple[Run, Run | None]:
-    """Train the control, then the sparse model; return both runs."""
-    control_run = None
+) -> tuple[Run, Run | None, list[str]]:
+    """Train the control, then the sparse model; return both runs, and what is to be told of the first."""
+    control_run, told = None, []
     if (control := beside.control) is not None:
         alone = dataclasses.replace(plan, scheme=None)
-        control_run = loop.run(control, alone, "control", folder and folder / "control.pt", display)
+        with controls.watched(model) as told:
+            control_run = loop.run(control, alone, "control", folder and folder / "control.pt", display)
         control.zero_grad(set_to_none=True)  # it has no more need of them
-    return loop.run(model, beside.plan, "sparse", folder and folder / "sparse.pt", display), control_run
+    return loop.run(model, beside.plan, "sparse", folder and folder / "sparse.pt", display), control_run, told
 
 
 def train(

@@ -51,6 +51,31 @@ class Lesson(Taught):
         return SHARE if self.teaches else 0.0
 
 
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What the first batch of a plan asks, how answers like a model's to it are compared, and its answer."""
+
+    inputs: Any
+    kind: Kind
+    answer: Answer
+    wanted: Tensor
+
+
+def asked(plan: Plan, model: nn.Module, who: str) -> Question | None:
+    """Ask a model the first batch; None, with a warning, where the answers of `who` teaches cannot be compared."""
+    inputs, target = first_batch(plan.loader, plan.seed)
+    labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
+    output = answered(model, inputs)
+    if (found := comparison(output, labels if labels is not None else target)) is not None:
+        return Question(inputs, *found, found[1](output))
+    _log.warning(
+        "nobody teaches the sparse model: %s answers with nothing that could be compared; say what is meant by "
+        "training.Taught(loader, teacher, answer=) and training.distilled(loss, answer=), or teacher=None",
+        who,
+    )
+    return None
+
+
 def taught(plan: Plan, student: nn.Module, teacher: nn.Module | None, who: str) -> Plan:
     """Return the plan with a teacher, told by the first batch; without where there is none or a loader brings one.
 
@@ -59,23 +84,16 @@ def taught(plan: Plan, student: nn.Module, teacher: nn.Module | None, who: str) 
     Raises:
         TrainingError: Student and teacher answer in different shapes.
     """
-    if teacher is None or isinstance(plan.loader, Taught):
+    if teacher is None or isinstance(plan.loader, Taught) or (question := asked(plan, teacher, who)) is None:
         return plan
-    inputs, target = first_batch(plan.loader, plan.seed)
-    labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
-    theirs, own = (answered(model, inputs) for model in (teacher, student))
-    found = comparison(theirs, labels if labels is not None else target)
-    if found is None:
-        _log.warning(
-            "nobody teaches the sparse model: %s answers with nothing that could be compared; say what is meant by "
-            "training.Taught(loader, teacher, answer=) and training.distilled(loss, answer=), or teacher=None",
-            who,
-        )
-        return plan
-    kind, answer = found
-    require_comparable(answer(own), answer(theirs), kind)
-    guided = who == DENSE
+    require_comparable(question.answer(answered(student, question.inputs)), question.wanted, question.kind)
+    return teaching(plan, teacher, who, question)
+
+
+def teaching(plan: Plan, teacher: nn.Module, who: str, question: Question) -> Plan:
+    """Return the plan with a teacher whose answers are compared as those to the first batch."""
+    guided, kind = who == DENSE, question.kind
     where = " in batches that it answers clearly better" if guided else ""
     _log.info("%s teaches%s: half of the loss is the distance of their answers, %s", who, where, kind)
-    lesson = Lesson(plan, teacher, kind, answer, guided=guided)
+    lesson = Lesson(plan, teacher, kind, question.answer, guided=guided)
     return dataclasses.replace(plan, loader=lesson, loss=lesson.loss, taught=who)
