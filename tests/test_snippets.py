@@ -124,7 +124,7 @@ GIVEN: dict[str, dict[int, str]] = {
     },
     "hardware": {1: SYSTOLIC, 2: GRAPH},
     "importing": {0: ASP_CHECKPOINT},
-    "low_bits": {},
+    "low_bits": {1: "build_model = made"},
     "migration": {1: "model = made()"},
     "permutation": {},
     "recurrent": {},
