@@ -2,7 +2,9 @@
 
 import copy
 import functools
+import gc
 import logging
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -245,6 +247,51 @@ def test_a_run_that_began_without_a_control_goes_on_without(tmp_path):
     quick(trained(), checkpoint=tmp_path)
     again = quick(trained(), checkpoint=tmp_path, control="auto")
     assert again.control is None and "began without" in "".join(again.notes)
+
+
+@pytest.mark.parametrize("who", [{"control": "auto"}, {"teacher": "dense"}])
+def test_the_copies_are_gone_when_it_returns(who, monkeypatch):
+    made, copied = [], controls.copied
+
+    def told(*given):
+        found = copied(*given)
+        made.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(controls, "copied", told)
+    gc.collect()
+    gc.disable()
+    try:
+        result = quick(trained(), **who)
+        assert result.teacher is not None and [ref() for ref in made] == [None]
+    finally:
+        gc.enable()
+
+
+class Drawing(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x + 0.01 * torch.randn_like(x))
+
+
+def test_a_teacher_that_draws_leaves_the_data_as_they_were():
+    class Seen:
+        def __init__(self):
+            self.inputs = []
+
+        def __len__(self):
+            return 6
+
+        def __iter__(self):
+            for inputs, target in DataLoader(Noisy(), 8):
+                self.inputs.append(inputs)
+                yield inputs, target
+
+    seen = []
+    for teacher in (trained(), Drawing(*trained())):
+        loader = Seen()
+        quick(trained(), loader, teacher=teacher)
+        seen.append(torch.cat(loader.inputs))
+    assert torch.equal(*seen)
 
 
 def test_a_teacher_of_another_shape_is_refused_before_pruning():

@@ -33,6 +33,15 @@ def test_the_loss_is_hintons():
     torch.testing.assert_close(values(output, (None, answer)), (output - answer).square().mean())
 
 
+@pytest.mark.parametrize("kind", ["classes", "values", "relative"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_distance_of_answers_of_two_bytes_is_computed_in_float32(kind, dtype):
+    generator = torch.Generator().manual_seed(0)
+    found, wanted = (300 * torch.randn(2, 512, 4, generator=generator)).to(dtype)
+    loss = distilled(lambda output, target: output.float().sum() * 0, weight=1.0, kind=kind)
+    torch.testing.assert_close(loss(found, (None, wanted)), loss(found.float(), (None, wanted.float())))
+
+
 def test_finetune_takes_a_taught_loader_and_the_student_comes_nearer():
     torch.manual_seed(0)
     teacher = nn.Sequential(nn.Linear(16, 64), nn.Dropout(0.5), nn.ReLU(), nn.Linear(64, 16))

@@ -22,6 +22,7 @@ from twofour import calls
 from twofour.calibration import Batch
 from twofour.errors import TrainingError
 from twofour.reconstruction.distances import counted, relative
+from twofour.training import randomness
 from twofour.training.batches import Loader, call, device_of, length, pair, require_loader, to_device
 from twofour.training.plan import Loss, require_called
 
@@ -231,7 +232,7 @@ class Taught:
             inputs, target = pair(batch)
             seen = dict[str, Tensor]()
             observed = calls.observing(self._layers, after=_keeping(seen))
-            with calls.evaluating(self.teacher), torch.no_grad(), observed:
+            with calls.evaluating(self.teacher), torch.no_grad(), observed, randomness.undisturbed():  # the loader's
                 answer = self._answered(call(self.teacher, to_device(inputs, device)), target)
             states = tuple(seen[name] for name, _ in self._layers if name in seen)
             tokens = Batch(inputs).tokens
@@ -299,7 +300,8 @@ def distilled(
         if kind == "classes":
             apart = _divergence(ours, dense, temperature)
         else:
-            apart = F.mse_loss(ours, dense) if kind == "values" else relative(ours, dense)
+            wide = torch.promote_types(ours.dtype, torch.float32)  # the square of 300 is no number of float16
+            apart = F.mse_loss(ours.to(wide), dense.to(wide)) if kind == "values" else relative(ours, dense)
         own = loss(output, truth)
         teaching = share(own)
         both = (1 - teaching) * own + teaching * apart

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,7 +37,9 @@ class Lesson(Taught):
     def __init__(self, plan: Plan, teacher: nn.Module, kind: Kind, answer: Answer, *, guided: bool = False) -> None:
         super().__init__(plan.loader, teacher, answer=answer)
         self._plain, self.guided, self._reached, self.teaches = plan.loss, guided, -math.inf, not guided
-        self.loss = distilled(plan.loss, weight=self._share, kind=kind, answer=answer)
+        mine = weakref.proxy(self)  # a cycle would keep the teacher alive
+        weight = (lambda own: mine._share(own)) if guided else SHARE
+        self.loss = distilled(plan.loss, weight=weight, kind=kind, answer=answer)
 
     def _answered(self, output: Any, target: Any) -> Tensor:
         if self.guided:
@@ -44,10 +47,9 @@ class Lesson(Taught):
         return super()._answered(output, target)
 
     def _share(self, own: Tensor) -> float:
-        """Return the teacher's share of the loss of a batch, of which the student has `own`."""
-        if self.guided:
-            theirs = float(own.detach())
-            self.teaches = self._reached < theirs - (1 - CLEARLY) * abs(theirs)
+        """Return a guiding teacher's share of the loss of a batch, of which the student has `own`."""
+        theirs = float(own.detach())
+        self.teaches = self._reached < theirs - (1 - CLEARLY) * abs(theirs)
         return SHARE if self.teaches else 0.0
 
 
