@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+import twofour
 from tests.training.small import Noisy, accuracy, dense_model, noisy_loader, pair_of_models, recipe, same_state
 from tests.turns import in_turn
 from twofour import masks
@@ -247,6 +248,60 @@ def test_a_run_that_began_without_a_control_goes_on_without(tmp_path):
     quick(trained(), checkpoint=tmp_path)
     again = quick(trained(), checkpoint=tmp_path, control="auto")
     assert again.control is None and "began without" in "".join(again.notes)
+    (tmp_path / "sparse.pt").unlink()  # killed before the first epoch ended
+    again = quick(trained(), checkpoint=tmp_path, control="auto")
+    assert again.control is None and "began without" in "".join(again.notes)
+
+
+def stopping(at):
+    """A loss that interrupts the training at a step."""
+    steps = []
+
+    def loss(output, target):
+        steps.append(output.requires_grad)
+        if sum(steps) == at:
+            raise KeyboardInterrupt
+        return F.cross_entropy(output, target)
+
+    return loss
+
+
+@pytest.mark.parametrize("stop", [2, 9, 14, 21])
+def test_a_run_that_is_taught_is_not_continued_without(tmp_path, stop):
+    with pytest.raises(KeyboardInterrupt):
+        quick(trained(), checkpoint=tmp_path, control="auto", loss=stopping(stop))
+    files = sorted(path.name for path in tmp_path.iterdir())
+    for changed in ({"control": None}, {"control": trained(), "teacher": None}):
+        model = trained()
+        with pytest.raises(TrainingError, match=r"of another run[\s\S]*teacher: the control[\s\S]*teacher: nobody"):
+            quick(model, checkpoint=tmp_path, **changed)
+        assert not masks.of(model) and sorted(path.name for path in tmp_path.iterdir()) == files
+    assert quick(trained(), checkpoint=tmp_path, control="auto").control is not None
+
+
+def test_a_run_without_a_teacher_is_not_continued_with_one(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        quick(trained(), checkpoint=tmp_path, loss=stopping(8))
+    for given in ({"control": trained()}, {"teacher": trained(1)}):
+        with pytest.raises(TrainingError, match=r"of another run[\s\S]*teacher: nobody"):
+            quick(trained(), checkpoint=tmp_path, **given)
+        assert not (tmp_path / "control.pt").exists(), "refused before the control is trained"
+    compared = quick(trained(), checkpoint=tmp_path, control=trained(), teacher=None)
+    assert compared.control is not None and compared.teacher is None
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_control_that_ends_early_leaves_a_word_about_the_model(own, tmp_path):
+    for given, hint in (({}, "(with checkpoint="), ({"checkpoint": tmp_path}, ", and the run goes on.")):
+        with pytest.raises(KeyboardInterrupt) as caught:
+            quick(trained(), control="auto" if own else trained(), loss=stopping(3), **given)
+        told = " ".join(caught.value.__notes__)
+        assert "pruned and not trained yet; hand the dense model over again" in told and hint in told
+        assert ("finetune's own copy" in told) == own
+    pruned, control = pair_of_models()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        finetune(pruned, noisy_loader(), **{**recipe(), "loss": stopping(3)}, control=control)
+    assert not hasattr(caught.value, "__notes__"), "the model is as it came"
 
 
 @pytest.mark.parametrize("who", [{"control": "auto"}, {"teacher": "dense"}])
@@ -266,6 +321,43 @@ def test_the_copies_are_gone_when_it_returns(who, monkeypatch):
         assert result.teacher is not None and [ref() for ref in made] == [None]
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_held_data_without_a_finite_loss_are_refused_before_anything(bad):
+    data = Noisy()
+    held = [(data.x[:8], data.y[:8]), (data.x[8:16], data.y[8:16])]
+    held[bad] = (torch.full_like(held[bad][0], float("nan")), held[bad][1])
+    model, (pruned, _) = trained(), pair_of_models()
+    with pytest.raises(
+        TrainingError, match=rf"not finite before the first step[\s\S]*nan in batch {bad + 1} of `held`"
+    ):
+        quick(model, held=held)
+    assert not masks.of(model)
+    with pytest.raises(TrainingError, match=r"of `held`[\s\S]*bad values"):
+        finetune(pruned, noisy_loader(), **recipe(), held=held, keep="loss")
+
+
+def test_what_is_said_of_a_control_that_is_not_there():
+    (pruned, _), low = pair_of_models(), twofour.quantize(trained(), weights="w4", activations="a4", data=[Noisy().x])
+    advice = "no comparison: control=copy.deepcopy(model), copied before it is pruned, brings one"
+    assert finetune(pruned, noisy_loader(), **recipe()).notes[-1] == advice
+    assert advice in quick(trained(), control="auto", teacher=trained(1)).notes
+    (masked, _), given = pair_of_models(), {"optimizer": optimizer, "epochs": 1, "progress": False}
+    for result in (
+        finetune(low, noisy_loader(), loss=F.cross_entropy, **given),
+        finetune(masked, noisy_loader(), loss=F.cross_entropy, **given, control=None),
+        quick(trained(), epochs=1),
+        quick(trained(), control="auto", optimizer="auto", epochs=1),
+    ):
+        told = str(result)
+        assert result.control is None and advice not in told and "flatters" not in told
+        assert told.count("control=copy.deepcopy") == ("training is not known" in told)
+
+
+def test_memory_of_an_optimiser_is_told_where_it_is_known():
+    notes = [next(n for n in quick(trained(), optimizer=o, epochs=1).notes if "MiB" in n) for o in (optimizer, "auto")]
+    assert notes[0].endswith("what the optimiser keeps") and notes[1].endswith("keeps, twice the gradients")
 
 
 class Drawing(nn.Sequential):

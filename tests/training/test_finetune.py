@@ -231,6 +231,7 @@ def test_a_result_prints_both_runs_and_their_difference() -> None:
     assert lines[1].split() == ["sparse", "80", "91.25", "0.2500", "2"]
     assert lines[2].split() == ["control", "90", "90", "0.5000", "1"]
     assert lines[3] == "sparse minus control: +1.25 (one run each, seed 7)"
-    assert "no control" in str(Result(sparse, None, 7))
+    alone = Result(sparse, None, 7, None, ("no comparison: control=copy.deepcopy(model)",))
+    assert str(alone).splitlines() == [*lines[:2], *alone.notes], "one note of what to do about it"
     named = Result(Run("sparse", None, (Epoch(1, 0.5, 0.1, {"f1": 0.5}),), 1.0), None, 0)
     assert "f1 0.5" in str(named)

@@ -100,6 +100,37 @@ def read(path: Path, parts: Mapping[str, type | tuple[type, ...]] = PARTS) -> di
     return state
 
 
+NOBODY = "nobody"
+
+
+def teacher_of(folder: Path | None) -> str | None:
+    """Return who teaches in the run that a folder holds, or `NOBODY`; None where it does not tell.
+
+    Raises:
+        FormatError: As `read`.
+    """
+    for name, parts in (("sparse.pt", PARTS), ("start.pt", START)):
+        state = None if folder is None else read(folder / name, parts)
+        if state is not None and (name == "sparse.pt" or "teacher" in state):
+            return (state["run"] if name == "sparse.pt" else state).get("teacher") or NOBODY
+    return None
+
+
+def require_teacher(folder: Path | None, begun: str | None, teacher: str | None) -> None:
+    """Refuse to go on, by a teacher or without, with a run that has `begun` otherwise.
+
+    Raises:
+        TrainingError: It has.
+    """
+    if begun is not None and begun != (teacher or NOBODY):
+        raise TrainingError(
+            f"the checkpoint in `{folder}` is of another run; it is left as it is",
+            got=f"teacher: {begun}",
+            wanted=f"teacher: {teacher or NOBODY}",
+            remedy="pass `control` and `teacher` as the interrupted run had them, or another checkpoint folder",
+        )
+
+
 def plain(value: Any, where: str = "") -> Any:
     """The value rebuilt from plain containers, or a refusal that names the first object that is none."""
     match value:

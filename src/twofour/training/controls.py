@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from twofour import masks
 from twofour.errors import TrainingError, cut
+from twofour.training.checkpoint import NOBODY
 from twofour.training.copies import copied, shared
 from twofour.training.defaults import is_auto
 from twofour.training.distillation import Taught
@@ -28,13 +28,15 @@ log = logging.getLogger("twofour.training")
 class Wish:
     """What a caller wants beside the model: "auto" is a control that is copied from it and teaches.
 
-    `asked` tells whether the control must teach, `known` whether the caller told what the training was.
+    `asked` tells whether the control must teach, `known` whether the caller told what the training was, `left` whether
+    the control was left open.
     """
 
     control: nn.Module | Literal["auto"] | None
     teacher: nn.Module | str | None
     asked: bool
     known: bool
+    left: bool
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,10 @@ class Beside:
     notes: tuple[str, ...] = ()
 
 
-def beside(model: nn.Module, plan: Plan, wish: Wish, folder: Path | None) -> Beside:
+def beside(model: nn.Module, plan: Plan, wish: Wish, begun: str | None) -> Beside:
     """Return the control and the plan of a sparse run that is taught; a dense model is copied for them, before pruning.
+
+    `begun` tells who teaches in a run that goes on.
 
     Raises:
         TrainingError: The teacher answers in another shape, the model cannot be copied to teach, or the optimiser of
@@ -63,7 +67,7 @@ def beside(model: nn.Module, plan: Plan, wish: Wish, folder: Path | None) -> Bes
     if isinstance(plan.loader, Taught):  # nobody else teaches
         return Beside(None if isinstance(control, str) else control, plan)
     if isinstance(control, str):
-        found = _made(model, plan, wish, folder)
+        found = _made(model, plan, wish, begun)
         if isinstance(found, Beside):
             return found
         if wish.asked:
@@ -80,12 +84,12 @@ def beside(model: nn.Module, plan: Plan, wish: Wish, folder: Path | None) -> Bes
     return Beside(control, teaching(plan, copied(model, question).requires_grad_(False), DENSE, question))
 
 
-def _made(model: nn.Module, plan: Plan, wish: Wish, folder: Path | None) -> Beside | str:
+def _made(model: nn.Module, plan: Plan, wish: Wish, begun: str | None) -> Beside | str:
     """Return a copy of a dense model as a control that teaches, or why there is none."""
     if not wish.known and not wish.asked:
         return "the training is not known; its optimizer= and schedule=, or control=copy.deepcopy(model), bring one"
-    if folder is not None and (folder / "sparse.pt").exists() and not (folder / "control.pt").exists():
-        return f"the run in `{folder}` began without"
+    if begun == NOBODY:
+        return "the run that `checkpoint` holds began without"
     if (question := asked(plan, model, CONTROL)) is None:
         return "its answers cannot be compared"
     try:
@@ -157,7 +161,7 @@ def wished(teacher: Any, model: nn.Module, control: Any, *, dense: bool, known: 
     Raises:
         TrainingError: There is no such teacher, no control that could teach, or the control is none of this model.
     """
-    asked = isinstance(teacher, str) and teacher == "control"
+    asked, left = isinstance(teacher, str) and teacher == "control", is_auto(control)
     if is_auto(teacher):
         teacher = "control" if dense and control is not None else None
     else:
@@ -168,7 +172,7 @@ def wished(teacher: Any, model: nn.Module, control: Any, *, dense: bool, known: 
         require_control(control, model, dense=dense)
     if asked and control is None:
         raise _no_control('teacher="control" without control=')
-    return Wish(control, teacher, asked, known)
+    return Wish(control, teacher, asked, known, left)
 
 
 def _no_control(got: str) -> TrainingError:

@@ -81,7 +81,7 @@ def completed(
     settings = {**settings, "schedule_every": "step"} if cycled else settings
     plan = Plan(loader, loss, optimizer, None if is_auto(schedule) else schedule, epochs, **settings)
     plan.check()
-    plan = _judged(plan, keep, held)
+    plan = _judged(plan, keep, held, model)
     if plan.judge is not None and (judging := plan.judge.held) is not None:
         apart = "of `held`" if judging.apart else "of the training, which all states have seen: held= takes others"
         amount = f"{judging.samples} sample{'s' if judging.samples != 1 else ''}"
@@ -99,11 +99,11 @@ def is_auto(given: object) -> bool:
     return isinstance(given, str) and given == AUTO
 
 
-def _judged(plan: Plan, keep: str, held: Any) -> Plan:
+def _judged(plan: Plan, keep: str, held: Any, model: nn.Module) -> Plan:
     """Return the plan with what judges its states.
 
     Raises:
-        TrainingError: There is no such judge, or it lacks what it judges by.
+        TrainingError: There is no such judge, it lacks what it judges by, or the loss on that is not finite.
     """
     one_of("`keep` is not known", keep, ("last", *get_args(Keep)), TrainingError, '"last" is the state after all steps')
     if held is not None and keep != "loss":
@@ -124,6 +124,7 @@ def _judged(plan: Plan, keep: str, held: Any) -> Plan:
         )
     if keep == "loss":
         judging = judge.trained_on(plan.loader, plan.seed) if held is None else judge.given(held, plan.seed)
+        judge.require_finite(model, plan.loss, judging)
         return dataclasses.replace(plan, judge=judge.Judge("loss", plan.loss, judging))
     if plan.evaluate is None:
         raise TrainingError(

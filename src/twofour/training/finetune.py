@@ -152,7 +152,7 @@ def finetune(
     plan, notes = defaults.completed(model, loader, left, settings, best, held)
     with checkpoints.alone(folder), Progress(progress, stays=True) as display:
         beside, further = _ready(model, plan, options, wish, folder, progress)
-        sparse, dense, told = _runs(model, plan, beside, folder, display)
+        sparse, dense, told = _runs(model, plan, beside, folder, display, pruned=options is not None)
     return Result(sparse, dense, seed, beside.plan.taught, (*notes, *further, *told))
 
 
@@ -161,20 +161,30 @@ def _ready(
 ) -> tuple[controls.Beside, list[str]]:
     """Find who stands beside the model, and prune it if it is dense; return the former, and what is to be told."""
     start = None if options is None else warm_start.Start.checked(model, plan, options, folder)
-    beside = controls.beside(model, plan, wish, folder)
-    notes = [*beside.notes, *warm_start.cost(model, beside)]
-    return beside, notes if start is None else [*notes, start.prune(progress)]
+    begun = checkpoints.teacher_of(folder)
+    beside = controls.beside(model, plan, wish, begun)
+    checkpoints.require_teacher(folder, begun, beside.plan.taught)
+    notes = [*beside.notes, *warm_start.cost(model, beside, wish)]
+    return beside, notes if start is None else [*notes, start.prune(progress, beside.plan.taught)]
 
 
 def _runs(
-    model: nn.Module, plan: Plan, beside: controls.Beside, folder: Path | None, display: Progress
+    model: nn.Module, plan: Plan, beside: controls.Beside, folder: Path | None, display: Progress, *, pruned: bool
 ) -> tuple[Run, Run | None, list[str]]:
-    """Train the control, then the sparse model; return both runs, and what is to be told of the first."""
+    """Train the control, then the model, `pruned` here or not; return both runs, and what is to be told of it."""
     control_run, told = None, []
     if (control := beside.control) is not None:
         alone = dataclasses.replace(plan, scheme=None)
-        with controls.watched(model) as told:
-            control_run = loop.run(control, alone, "control", folder and folder / "control.pt", display)
+        try:
+            with controls.watched(model) as told:
+                control_run = loop.run(control, alone, "control", folder and folder / "control.pt", display)
+        except BaseException as error:
+            if beside.own:
+                error.add_note("The control is finetune's own copy of the dense model, which is not handed back.")
+            if pruned:
+                goes_on = ", and the run goes on" if folder else " (with checkpoint= the run goes on)"
+                error.add_note(f"The model is pruned and not trained yet; hand the dense model over again{goes_on}.")
+            raise
         control.zero_grad(set_to_none=True)  # it has no more need of them
     return loop.run(model, beside.plan, "sparse", folder and folder / "sparse.pt", display), control_run, told
 

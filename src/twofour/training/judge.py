@@ -88,6 +88,23 @@ def held_loss(model: nn.Module, loss: Loss, held: Held) -> float:
     return total / weight
 
 
+def require_finite(model: nn.Module, loss: Loss, held: Held) -> None:
+    """Refuse data on which a model has no finite loss before the first step: they could tell no state from another.
+
+    Raises:
+        TrainingError: It has none, or the loss is no tensor with one element.
+    """
+    for number, batch in enumerate(held.batches, 1):
+        found = held_loss(model, loss, Held((batch,), 1, held.apart))
+        if not math.isfinite(found):
+            raise TrainingError(
+                "the data that judge cannot tell which state is best: their loss is not finite before the first step",
+                got=f"{found} in batch {number} of {'`held`' if held.apart else 'the loader'}",
+                wanted="a finite number",
+                remedy="look for bad values in this batch, or in the model",
+            )
+
+
 def require_number(loss: object) -> None:
     """Refuse what a loss function returned unless it is a tensor with one element.
 

@@ -117,9 +117,7 @@ class Result:
         for run in runs:
             before, after = _text(run.before), _text(run.evaluation)
             lines.append(f"{run.name:<9}{before:<14}{after:<14}{_loss(run):<9}{len(run.history)}")
-        if self.control is None:
-            lines.append("no control: pass control=dense_model, or the figure flatters sparsity")
-        elif self.difference is not None:
+        if self.difference is not None:
             lines.append(f"sparse minus control: {_text(self.difference, sign='+')} (one run each, seed {self.seed})")
         lines += [
             f"{run.name}: the best state is that {f'after epoch {run.kept}' if run.kept else 'before the training'}"

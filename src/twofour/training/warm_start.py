@@ -22,7 +22,7 @@ from twofour.layers import describe_attached
 from twofour.recipe import Recipe
 from twofour.training import checkpoint, judge, randomness
 from twofour.training.batches import Loader, epoch_batches, length
-from twofour.training.controls import Beside
+from twofour.training.controls import Beside, Wish
 from twofour.training.plan import Plan
 from twofour.training.result import CONTROL, DENSE
 
@@ -87,8 +87,8 @@ def options(model: nn.Module, pattern: Any, given: Any, *, scheme: bool, folder:
     return {"pattern": "2:4" if pattern is None else pattern, **(given or {})} if dense else None
 
 
-def cost(model: nn.Module, beside: Beside) -> tuple[str, ...]:
-    """Return what a training will cost beside the model, a sentence each, and log them."""
+def cost(model: nn.Module, beside: Beside, wish: Wish) -> tuple[str, ...]:
+    """Return what a training will cost beside the model, and what it is not compared with; log it."""
     plan = beside.plan
     parameters = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     state = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
@@ -103,7 +103,9 @@ def cost(model: nn.Module, beside: Beside) -> tuple[str, ...]:
     own = "; control=None saves both" if beside.own else ""
     own = own or ", of the control as many before" * (beside.control is not None and plan.taught != CONTROL)
     amount = f"{plan.epochs} epoch{'s' * (plan.epochs != 1)} of {size}{taught}{own}"
-    notes = (amount, f"memory in MiB: {said}, and what the optimiser keeps, of AdamW twice the gradients")
+    notes = (amount, f"memory in MiB: {said}, and what the optimiser keeps{', twice the gradients' * (not wish.known)}")
+    if beside.control is None and wish.left and not beside.notes and not describe_attached(model):  # low bits have none
+        notes += ("no comparison: control=copy.deepcopy(model), copied before it is pruned, brings one",)
     for note in notes:
         log.info("%s", note)
     return notes
@@ -144,8 +146,8 @@ class Start:
             _require_same(file, stored["run"], run)
         return cls(model, plan, options, file, run, stored)
 
-    def prune(self, progress: bool) -> str:
-        """Prune the model, or take up what it was pruned to before an interruption; return what was done."""
+    def prune(self, progress: bool, teacher: str | None) -> str:
+        """Prune the model, or take up what an interrupted run pruned it to; return what was done. Keep who teaches."""
         if self.stored is not None and self.file is not None:
             _restore(self.model, self.stored, self.file)
             log.info(
@@ -158,7 +160,7 @@ class Start:
         log.info("%s", note)
         if self.file is not None:
             state = {"model": self.model.state_dict(), "masks": masks.state_dict(self.model), "notes": [note]}
-            checkpoint.write(self.file, {"run": dict(self.run), **state})
+            checkpoint.write(self.file, {"run": dict(self.run), "teacher": teacher or checkpoint.NOBODY, **state})
         return note
 
 
@@ -212,9 +214,8 @@ def _require_unused(folder: Path) -> None:
 
 def _require_trainable(model: nn.Module, plan: Plan) -> None:
     """Refuse what would only fail after pruning: a loss that is no number, an optimiser or a schedule that is none."""
-    held = plan.judge.held if plan.judge is not None else None
-    first = held.batches[0] if held is not None else judge.first_batch(plan.loader, plan.seed)
-    judge.held_loss(model, plan.loss, judge.Held((first,), 1, apart=False))
+    if plan.judge is None or plan.judge.held is None:
+        judge.held_loss(model, plan.loss, judge.Held((judge.first_batch(plan.loader, plan.seed),), 1, apart=False))
     plan.start(model, {})
 
 
