@@ -129,6 +129,20 @@ def test_criteria_and_processors_of_a_caller_are_asked(models: tuple[Any, Any]) 
     assert not (ours[:, 9:] == ours[:, 8:-1]).any()
 
 
+def test_processors_that_hide_words_and_those_that_take_more(models: tuple[Any, Any]) -> None:  # noqa: F811
+    class Asks:
+        def __call__(self, ids: Tensor, scores: Tensor, more: Any) -> Tensor:
+            return scores
+
+    hides = {"suppress_tokens": [3, 3, 40, 95, 960], "begin_suppress_tokens": list(range(90))}
+    asked = {"return_dict_in_generate": True, "output_scores": True, **hides}
+    ours, theirs = both(models[1], TWO, 5, **asked)
+    assert all(torch.equal(one, other) for one, other in zip(ours.scores, theirs.scores, strict=True))
+    assert [int(score.isneginf().sum()) for score in ours.scores] == [2 * 91, *[2 * 3] * 4]
+    with pytest.raises(ValueError, match="all the required parameters"):
+        generated(models[1], IDS, 4, logits_processor=[Asks()])
+
+
 def test_a_cache_of_the_caller_has_the_keys_of_all_tokens(models: tuple[Any, Any]) -> None:  # noqa: F811
     from transformers import DynamicCache
 

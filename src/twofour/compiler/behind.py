@@ -43,51 +43,39 @@ def refused(model: Any, ids: Tensor, given: dict[str, Any]) -> str:
     positions = given.get("position_ids")
     if positions is not None and not are_positions(positions[..., -ids.shape[1] :], ids):
         return "with `position_ids` that are not (batch, tokens)"
-    return "of a model with forward hooks" if _hooked(model) else ""
+    return "of a model with forward hooks" if hooked(model) else ""
 
 
-def _hooked(model: nn.Module) -> bool:
+def hooked(model: nn.Module) -> bool:
     """Tell whether a call of a model runs more than its forward."""
     own = model._forward_hooks, model._forward_pre_hooks
     return any(own) or bool(modules._global_forward_hooks or modules._global_forward_pre_hooks)
 
 
-class Behind:
-    """The tokens behind a prompt, which may stand behind keys. No call of the model is made for most of them.
+class GraphSteps:
+    """The tokens behind others, each a run of a step's graph; no call of the model is made for most of them.
 
     Args:
         model: Its forward is a `Decoding`.
-        ids: int64 (rows, tokens).
-        given: What transformers gives to the model's forward besides.
-        config: How to generate, as transformers prepared it.
+        rows: Sequences.
+        cache: That of the step's own keys.
 
     Attributes:
-        first: Logits behind the prompt, (rows, words).
+        ids: The token of each row, (rows, 1), which the graph reads.
+        buffers: Memory of keys and values, None where a call of the model is due.
     """
 
-    def __init__(self, model: Any, ids: Tensor, given: dict[str, Any], config: Any) -> None:
-        self.model, self.decoding, self.cache = model, vars(model)["forward"], given["past_key_values"]
-        self.mask, positions, keep = (given.get(name) for name in ("attention_mask", "position_ids", "logits_to_keep"))
-        if positions is None:
-            positions = positions_of(torch.ones_like(ids) if self.mask is None else self.mask)
-        self.options = {"past_key_values": self.cache, "use_cache": True, "return_dict": True}
-        self.options |= {} if keep is None else {"logits_to_keep": keep}
+    def __init__(self, model: Any, rows: int, cache: Any) -> None:
+        self.model, self.decoding, self.cache = model, vars(model)["forward"], cache
         self.buffers: Buffers | Slots | None = None
         self.leaves: list[Tensor] = []
         self.lie: tuple[Any, ...] = ()
         outputs = self.decoding.step.outputs
         fields, self.added = outputs.value(list(range(outputs.spec.num_leaves)))
         self.logits = fields["logits"]
-        if int(self.cache.get_seq_length()):  # transformers finds the tokens that are not behind them yet
-            answer = model._prefill(ids, config, given)
-        else:
-            answer = model(input_ids=ids, attention_mask=self.mask, position_ids=positions, **self.options)
-        self.unseen = 0 if self.mask is None else int(self.cache.get_seq_length()) - self.mask.shape[1]
-        self.first = answer.logits[:, -1].clone()  # the caller may keep it, and not those of a whole prompt with it
         # torch's smallest calls take 20 to 50 us each where weights have emptied the caches: numpy writes the memory
-        self.ids, self.positions = (torch.empty(len(ids), 1, dtype=torch.int64, device="cpu") for _ in range(2))
-        self._ids, self._positions = self.ids.numpy()[:, 0], self.positions.numpy()
-        self._positions[:] = positions[:, -1:].numpy()
+        self.ids = torch.empty(rows, 1, dtype=torch.int64, device="cpu")
+        self._ids = self.ids.numpy()[:, 0]
 
     def next(self, tokens: np.ndarray) -> Tensor:
         """Return the logits behind one more token of each row, (rows, words).
@@ -95,7 +83,7 @@ class Behind:
         What is changed in the model meanwhile is seen when memory is made for more keys, or by the next call.
         """
         self._ids[:] = tokens
-        self._positions += 1
+        self._move()
         buffers = self.buffers
         if buffers is None or buffers.length + 1 >= buffers.mask.shape[-1]:
             return self._called()
@@ -112,8 +100,53 @@ class Behind:
         if self.buffers is not None:
             self.buffers.hand(self.cache)
 
+    def read(self, leaves: list[Tensor]) -> None:
+        """Let runs of the graph read these tensors."""
+        self.leaves, self.lie = leaves, lie_of(leaves)
+
+    def _move(self) -> None:
+        """Write where one more token of each row stands."""
+        raise NotImplementedError
+
     def _called(self) -> Tensor:
         """Do as `next` by a call of the model, as transformers makes it; its graph is asked whether it serves."""
+        raise NotImplementedError
+
+
+class Behind(GraphSteps):
+    """The tokens behind a prompt, which may stand behind keys.
+
+    Args:
+        model: Its forward is a `Decoding`.
+        ids: int64 (rows, tokens).
+        given: What transformers gives to the model's forward besides.
+        config: How to generate, as transformers prepared it.
+
+    Attributes:
+        first: Logits behind the prompt, (rows, words).
+    """
+
+    def __init__(self, model: Any, ids: Tensor, given: dict[str, Any], config: Any) -> None:
+        super().__init__(model, len(ids), given["past_key_values"])
+        self.mask, positions, keep = (given.get(name) for name in ("attention_mask", "position_ids", "logits_to_keep"))
+        if positions is None:
+            positions = positions_of(torch.ones_like(ids) if self.mask is None else self.mask)
+        self.options = {"past_key_values": self.cache, "use_cache": True, "return_dict": True}
+        self.options |= {} if keep is None else {"logits_to_keep": keep}
+        if int(self.cache.get_seq_length()):  # transformers finds the tokens that are not behind them yet
+            answer = model._prefill(ids, config, given)
+        else:
+            answer = model(input_ids=ids, attention_mask=self.mask, position_ids=positions, **self.options)
+        self.unseen = 0 if self.mask is None else int(self.cache.get_seq_length()) - self.mask.shape[1]
+        self.first = answer.logits[:, -1].clone()  # the caller may keep it, and not those of a whole prompt with it
+        self.positions = torch.empty(len(ids), 1, dtype=torch.int64, device="cpu")
+        self._positions = self.positions.numpy()
+        self._positions[:] = positions[:, -1:].numpy()
+
+    def _move(self) -> None:
+        self._positions += 1
+
+    def _called(self) -> Tensor:
         self.hand()
         if self.mask is not None:
             count = int(self.cache.get_seq_length()) + 1 - self.unseen - self.mask.shape[1]
@@ -122,6 +155,5 @@ class Behind:
         answer = self.model(input_ids=ids, attention_mask=self.mask, position_ids=positions, **self.options)
         self.buffers = self.decoding.buffers_in(self.cache)
         if self.buffers is not None:
-            self.leaves = [self.ids, self.positions, self.buffers.mask, *self.buffers.leaves]
-            self.lie = lie_of(self.leaves)
+            self.read([self.ids, self.positions, self.buffers.mask, *self.buffers.leaves])
         return answer.logits[:, -1]

@@ -73,8 +73,19 @@ class CrossStep:
 
     def layers(self, ids: Tensor, known: Known) -> Any:
         """Return the model's answer to one token (rows, 1)."""
-        hidden, seen, past, cross = known
-        hides = {"attention_mask": seen} if self.masked else {}
+        return self._answer(ids, known, known[1] if self.masked else None)
+
+    def overlooks(self, ids: Tensor, known: Known) -> bool:
+        """Tell whether a step answers the same whatever of the encoder a mask hides, as Whisper's does."""
+        try:
+            hidden = self._answer(ids, known, torch.zeros_like(known[1]))
+        except (RuntimeError, ValueError, TypeError, IndexError):  # it asks for a mask of another shape: it reads it
+            return False
+        return torch.equal(hidden.logits, self._answer(ids, known, None).logits)
+
+    def _answer(self, ids: Tensor, known: Known, seen: Tensor | None) -> Any:
+        hidden, _, past, cross = known
+        hides = {} if seen is None else {"attention_mask": seen}
         given = {"decoder_input_ids": ids, "encoder_outputs": answer_of(hidden), "use_cache": True, **hides}
         return type(self.model).forward(self.model, past_key_values=crossed(past, cross), **given)
 

@@ -11,7 +11,7 @@ from twofour.compiler.cache_calls import Call
 from twofour.compiler.cross_calls import CrossStep, Known, crossed
 from twofour.compiler.decoder import Decoding, plain
 from twofour.compiler.whole_model import WholeModel
-from twofour.generation.caches import Buffers, asks_for_gradient, is_served
+from twofour.generation.caches import Buffers, asks_for_gradient, is_empty, is_served
 
 TAKEN = (
     "decoder_input_ids",
@@ -32,15 +32,16 @@ class CrossDecoding(Decoding):
     Args:
         call: The step, as the layers make it.
         step: Its graph.
+        overlooks: Whether a mask of features says nothing to a step.
     """
 
-    def __init__(self, call: CrossStep, step: WholeModel) -> None:
+    def __init__(self, call: CrossStep, step: WholeModel, overlooks: bool) -> None:
         super().__init__(call.model, call.kind, call.count, step)
-        self.masked = call.masked
+        self.masked, self.overlooks = call.masked, overlooks
 
     def _served(self, cache: Any, given: Call) -> Any:
         """Return the answer to a call that the graph holds for; else None, and why is said once."""
-        own, other = (getattr(cache, f"{name}_attention_cache", None) for name in ("self", "cross"))
+        own, other = caches_of(cache)
         updated = getattr(cache, "is_updated", {})
         if own is None or not all(updated.get(index) for index in range(self.layers)):
             return None  # the first call of each text
@@ -73,30 +74,45 @@ class CrossDecoding(Decoding):
             return self._say("with a `decoder_attention_mask` of another length than the cache and the token")
         if at is not None and not bool((at == length).all()):
             return self._say("with positions that are not those behind the cache")
-        if not self.masked and seen is not None:
+        if not self.masked and not self.overlooks and seen is not None:
             return self._say("with an attention mask of features")
-        if seen is not None and seen.shape != hidden.shape[:2]:
+        if self.masked and seen is not None and seen.shape != hidden.shape[:2]:
             return self._say("with an attention mask that is not (batch, tokens) of the encoder")
         buffers = Buffers.of(own)
         buffers.see(mask)
-        cross = [tensor for layer in cache.cross_attention_cache.layers for tensor in (layer.keys, layer.values)]
-        hides = [_whole_numbers(seen, hidden)] if self.masked else []
-        leaves = [
-            plain(ids),
-            torch.tensor(length, dtype=torch.int64, device="cpu"),
-            buffers.mask,
-            *hides,
-            hidden,
-            *buffers.leaves,
-            *cross,
-        ]
-        kinds = self.number, ids.dtype, hidden.dtype, hidden.shape, *(tensor.shape for tensor in cross)
+        leaves = self.leaves(
+            plain(ids), torch.tensor(length, dtype=torch.int64, device="cpu"), buffers, seen, hidden, cache
+        )
+        kinds = self._kinds(ids.dtype, hidden, cache)
         if buffers.checked != kinds and self.step.guard.leaves(self.step.guard.inputs.value(leaves)) is None:
             return self._say("with caches whose sizes the graph does not hold for")
         buffers.checked = kinds
         fields, added = self.step.outputs.value(self.step.program(*leaves))
         buffers.append(added, own)
         return self.kind(**fields, past_key_values=cache, encoder_last_hidden_state=hidden)
+
+    def leaves(
+        self, ids: Tensor, length: Tensor, buffers: Buffers, seen: Tensor | None, hidden: Tensor, cache: Any
+    ) -> list[Tensor]:
+        """Return what the graph is given, keys and values of both caches at last."""
+        hides = [_whole_numbers(seen, hidden)] if self.masked else []
+        return [ids, length, buffers.mask, *hides, hidden, *buffers.leaves, *_encoded(cache)]
+
+    def grow(self, cache: Any) -> bool:
+        """Tell whether a cache is of two whose layers grow as the graph's do, or have none yet."""
+        return all(is_empty(one) or is_served(one, self.layers) for one in caches_of(cache))
+
+    def buffers_behind(self, cache: Any, hidden: Tensor) -> Buffers | None:
+        """Return the memory of a cache's keys and values that the graph holds for; None: it is to be asked."""
+        own = cache.self_attention_cache
+        found: Any = own.__dict__.get("_twofour_buffers")
+        if found is None or found.checked != self._kinds(torch.int64, hidden, cache) or not found.are_in(own):
+            return None
+        return found
+
+    def _kinds(self, ids: torch.dtype, hidden: Tensor, cache: Any) -> tuple[Any, ...]:
+        """Return what the graph is asked once for with one cache."""
+        return self.number, ids, hidden.dtype, hidden.shape, *(tensor.shape for tensor in _encoded(cache))
 
     def timed_behind(self, ids: Tensor, known: Known) -> Any:
         """Return the answer of one step behind what is known, in buffers that are kept from call to call."""
@@ -108,6 +124,15 @@ class CrossDecoding(Decoding):
         buffers.length, buffers.mask[..., length] = length, False
         buffers.hand(cache.self_attention_cache)
         return self._next(cache, ids, hidden, {"attention_mask": seen} if self.masked else {})
+
+
+def caches_of(cache: Any) -> tuple[Any, Any]:
+    """Return the two caches of one, of the decoder's own keys and of its encoder's; None where it is another."""
+    return getattr(cache, "self_attention_cache", None), getattr(cache, "cross_attention_cache", None)
+
+
+def _encoded(cache: Any) -> list[Tensor]:
+    return [tensor for layer in cache.cross_attention_cache.layers for tensor in (layer.keys, layer.values)]
 
 
 def _whole_numbers(seen: Tensor | None, hidden: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from twofour.capture import TRACING, Guard, arguments, capture, without_torchs_l
 from twofour.compiler.agreement import agreement
 from twofour.compiler.behind import Behind, refused
 from twofour.compiler.cache_calls import Call, Prompt, RefusedError, Step, stacked
+from twofour.compiler.cross_behind import CrossBehind, refused_crossed
 from twofour.compiler.cross_calls import CrossStep
 from twofour.compiler.cross_decoder import CrossDecoding
 from twofour.compiler.decoder import Decoding
@@ -125,7 +126,8 @@ def _taken(fast: nn.Module, decoding: Decoding) -> str:
     decoding.inner = fast.__dict__.get("forward")
     object.__setattr__(fast, "forward", decoding)
     if not left:
-        object.__setattr__(fast, "generate", Generation(fast, refused, Behind))
+        how = (refused_crossed, CrossBehind) if _crosses(fast) else (refused, Behind)
+        object.__setattr__(fast, "generate", Generation(fast, *how))
     whose = LEFT % left if left else SERVED
     return f"{f'; its graphs keep {added / 1e6:.2f} MB of weights besides those above' if added else ''}; {whose}"
 
@@ -204,7 +206,7 @@ def _chosen_crossed(fast: Any, plan: Plan, given: Call, terms: Terms) -> tuple[C
     other = [(torch.cat([k, k]), torch.cat([v, v])) for k, v in cross]
     for rows, behind in ((ids, known), (torch.cat([ids, ids]), (hidden, seen, own, other))):
         _agree(runner, plan, step.example(rows, behind), partial(step.leaves, rows, behind), "a step")
-    decoding = CrossDecoding(step, runner)
+    decoding = CrossDecoding(step, runner, not step.masked and step.overlooks(ids, known))
     layers, graph = partial(step.layers, ids, known), partial(decoding.timed_behind, ids, known)
     times = {"step": _raced(runner, example, terms, layers, graph)}
     what = f"{len(ids)} x {past[0][0].shape[2]} tokens in the cache, {cross[0][0].shape[2]} of the encoder"

@@ -1,4 +1,4 @@
-"""`generate` of a compiled decoder: greedy decoding and sampling in a loop of its own, all else in transformers'.
+"""`generate` of a compiled model: greedy decoding and sampling in a loop of its own, all else in transformers'.
 
 transformers makes the arguments of every step anew, and hands the cache to the model and back. Here a step is one call
 of what `compiler` made. What `generate` prepares is transformers' own: configuration, prompt, processors of scores,
@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from twofour.generation.processors import Processors
+
 logger = logging.getLogger("twofour.generation")
 
 MODES = ("greedy_search", "sample")
@@ -28,6 +30,12 @@ MODES = ("greedy_search", "sample")
 
 METHODS = ("generate", "_sample", "prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
 """Methods of transformers that a model may have its own of, which this loop would pass by."""
+
+WRAPPED = {
+    "generate": "transformers.models.whisper.generation_whisper",
+    "prepare_inputs_for_generation": "transformers.models.whisper.modeling_whisper",
+}
+"""Modules of such methods that end in transformers' own: Whisper's, which hands this loop on for each segment."""
 
 LEFT = "generate() %s runs in transformers' own loop, with graphs where they serve"
 """What is said of a call that this loop does not do, with which."""
@@ -60,13 +68,22 @@ def left_out(model: nn.Module) -> str:
 
     own: Any = GenerationMixin
     kind: Any = type(model)
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        return "of an encoder-decoder"
     takes = inspect.signature(own.generate).parameters.get("custom_generate")
-    if takes is None or "Callable" not in str(takes.annotation):
+    old = _crosses(model) and not hasattr(own, "_prefill")
+    if old or takes is None or "Callable" not in str(takes.annotation):
         return "with this version of transformers, which takes no other loop,"
-    changed = next((name for name in METHODS if getattr(kind, name, None) is not getattr(own, name)), "")
+    other = (
+        name
+        for name in METHODS
+        if (found := getattr(kind, name, None)) is not getattr(own, name)
+        and getattr(found, "__module__", "") != WRAPPED.get(name)
+    )
+    changed = next(other, "")
     return f"of a model with a `{changed}` of its own" if changed else ""
+
+
+def _crosses(model: Any) -> bool:
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
 class _OtherModeError(Exception):
@@ -74,10 +91,10 @@ class _OtherModeError(Exception):
 
 
 class Generation:
-    """The `generate` of a compiled decoder.
+    """The `generate` of a compiled decoder or encoder-decoder.
 
     Args:
-        model: The decoder.
+        model: The model.
         refused: Why no `Steps` may be made of a model, token ids and what its forward is given besides; "" elsewhere.
         steps: Makes them, of the same and the prepared configuration.
     """
@@ -91,10 +108,10 @@ class Generation:
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(MethodType(type(self.model).generate, self.model))
 
-    def __call__(self, inputs: Any = None, generation_config: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Return what transformers' `generate` returns."""
-        whole = partial(type(self.model).generate, self.model, inputs, generation_config, *args)
-        why = self._other(generation_config, args, kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what transformers' `generate` returns; without names it takes inputs and a configuration."""
+        whole = partial(type(self.model).generate, self.model, *args)
+        why = self._other(args, kwargs)
         if not why:
             try:
                 loop = partial(self._loop, kwargs.get("streamer"), kwargs.get("past_key_values") is not None)
@@ -104,9 +121,9 @@ class Generation:
         self._say(why)
         return whole(**kwargs)
 
-    def _other(self, generation_config: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return why a call is transformers' whole, "" where it asks for one token after the other."""
-        if args:
+        if len(args) > 2:
             return "with more than two arguments without names"
         if named := [name for name in BESIDE if kwargs.get(name) is not None]:
             return f"with `{named[0]}`"
@@ -115,7 +132,8 @@ class Generation:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return "in several processes"
         asked = copy.copy(self.model.generation_config)
-        given = {} if generation_config is None else vars(generation_config)
+        configured = args[1] if len(args) == 2 else kwargs.get("generation_config")
+        given = {} if configured is None else vars(configured)
         vars(asked).update({name: value for name, value in given.items() if value is not None})
         vars(asked).update({name: value for name, value in kwargs.items() if name in vars(asked)})
         return _mode(asked)
@@ -132,7 +150,7 @@ class Generation:
             self._say(why)
             prepared = input_ids, logits_processor, stopping_criteria, config
             return type(model)._sample(model, *prepared, streamer=streamer, **given)
-        choose = _sampled if config.do_sample else _likeliest
+        choose, processed = _sampled if config.do_sample else _likeliest, Processors.of(logits_processor)
         ends, kept, pad = _Ends(stopping_criteria), _Kept(config), config._pad_token_tensor
         ids, unfinished = input_ids.numpy(), np.ones(len(input_ids), dtype=bool)
         steps = self.steps(model, input_ids, given, config)
@@ -140,8 +158,8 @@ class Generation:
         try:
             while True:
                 scores = raw = logits.float()
-                if logits_processor:
-                    scores = logits_processor(torch.from_numpy(ids), raw)
+                if processed:
+                    scores = processed(torch.from_numpy(ids), raw)
                 tokens = choose(kept.noted(scores, raw))
                 if ends.pads and not unfinished.all():
                     tokens = np.where(unfinished, tokens, int(pad))
@@ -158,7 +176,7 @@ class Generation:
             steps.hand()
         if streamer is not None:
             streamer.end()
-        return kept.answer(torch.from_numpy(ids), given["past_key_values"])
+        return kept.answer(torch.from_numpy(ids), given["past_key_values"], _crosses(model))
 
     def _say(self, why: str) -> None:
         if why not in self._said:
@@ -197,13 +215,13 @@ class _Kept:
         self.logits = None if self.logits is None else (*self.logits, logits)
         return scores
 
-    def answer(self, ids: Tensor, cache: Any) -> Any:
-        """Return what `generate` answers."""
+    def answer(self, ids: Tensor, cache: Any, crosses: bool) -> Any:
+        """Return what `generate` answers, of an encoder-decoder where it `crosses`."""
         if not self.whole:
             return ids
         from transformers.generation import utils
 
-        kind: Any = utils.GenerateDecoderOnlyOutput
+        kind: Any = utils.GenerateEncoderDecoderOutput if crosses else utils.GenerateDecoderOnlyOutput
         return kind(sequences=ids, scores=self.scores, logits=self.logits, past_key_values=cache)
 
 
