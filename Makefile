@@ -9,6 +9,7 @@
 # make test-wheel  that wheel in an empty environment without a compiler: MiniLM compiled, each instruction set, every thread
 # make test-newcomer  from an empty environment without a pip cache to a faster MiniLM, by the lines of the pages, timed
 # make wheel-onnxruntime  dist/onnxruntime: the package onnxruntime-ep-twofour of that wheel's library, tested with ORT=1.23.1 alone in an empty environment
+# make test-amx  kernels of AMX tiles on a CPU without them: a build whose tile unit is a program; needs AVX512-BF16 and VBMI2
 # make test-arm  rows for aarch64, compiled here and run under qemu: needs g++-aarch64-linux-gnu, qemu-user, cmake
 # make cross   the native sources but the bindings compiled for aarch64 Linux, arm64 macOS and x86-64 Windows, in an environment of its own
 # make check   formatting, lint, types, and the lines of each stage beside its budget
@@ -39,7 +40,7 @@ NATIVE := $(shell find src -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name
 OP ?= linear
 JOBS ?= 2
 
-.PHONY: demo tiny docs test test-long test-arm test-isa test-gpu bench-gpu test-ray test-hf4 check bench records figures sanitize sanitize-threads fuzz fuzz-quick kill kernels tables build clean wheel test-wheel test-newcomer wheel-onnxruntime cross
+.PHONY: demo tiny docs test test-long test-amx test-arm test-isa test-gpu bench-gpu test-ray test-hf4 check bench records figures sanitize sanitize-threads fuzz fuzz-quick kill kernels tables build clean wheel test-wheel test-newcomer wheel-onnxruntime cross
 
 demo: $(VENV)/demo.stamp $(VENV)/package.stamp
 	$(BIN)/twofour demo $(ARGS)
@@ -226,6 +227,11 @@ sanitize-threads: $(RACES)/ready
 	  TSAN_OPTIONS=ignore_noninstrumented_modules=1 \
 	  $(RACES)/venv/bin/python tests/native/sanitize.py $(or $(ARGS),tests/native/test_threads.py)
 
+# Speed is not that of a CPU with AMX, results are: `twofour kernels` of that build says that amx runs here.
+TILES := build/amx
+test-amx: $(TILES)/ready
+	$(ONE_THREAD) $(TILES)/venv/bin/python -m pytest -n $(JOBS) --dist worksteal $(or $(ARGS),tests/kernels tests/native)
+
 # Hostile input for each target of tests/fuzz/targets; it keeps tests/fuzz/corpus and writes records. First led by
 # coverage; then under the sanitizers, whose runtime takes the counters away: those inputs are the first run's, changed.
 fuzz: $(SANITIZED)/ready $(VENV)/fuzz.stamp $(VENV)/package.stamp
@@ -242,11 +248,12 @@ kill: $(VENV)/test.stamp $(VENV)/weights.stamp $(VENV)/package.stamp
 # What a hostile file asks for and nobody has is refused by the allocator, as without sanitizers, instead of a report.
 SANITIZED_RUN = LD_PRELOAD="$(SANITIZERS)" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=4096 \
   UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 $(SANITIZED)/venv/bin/python
-$(SANITIZED)/ready: KINDS = address,undefined
-$(RACES)/ready: KINDS = thread
-.PHONY: $(SANITIZED)/ready $(RACES)/ready
-$(SANITIZED)/ready $(RACES)/ready: $(VENV)/test.stamp
-	$(BIN)/cmake -S . -B $(@D)/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -DTWOFOUR_SANITIZE=$(KINDS) \
+$(SANITIZED)/ready: BUILT = -DTWOFOUR_SANITIZE=address,undefined
+$(RACES)/ready: BUILT = -DTWOFOUR_SANITIZE=thread
+$(TILES)/ready: BUILT = -DTWOFOUR_EMULATE_TILES=ON
+.PHONY: $(SANITIZED)/ready $(RACES)/ready $(TILES)/ready
+$(SANITIZED)/ready $(RACES)/ready $(TILES)/ready: $(VENV)/test.stamp
+	$(BIN)/cmake -S . -B $(@D)/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release $(BUILT) \
 	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python) \
 	  -Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir)
 	$(BIN)/cmake --build $(@D)/cmake

@@ -34,9 +34,12 @@ inline bool has_avx_vnni() {
 }
 
 // AMX needs the CPU (CPUID 7.0 EDX: bit 22 bf16, 24 tiles, 25 int8) and the kernel's permission to use the tile
-// registers, asked for once per process (Linux, Documentation/arch/x86/xstate.rst: ARCH_REQ_XCOMP_PERM, feature 18).
+// registers, asked for once per process (Linux, Documentation/arch/x86/xstate.rst: ARCH_REQ_XCOMP_PERM, feature 18). Where
+// tiles are emulated (kernels/tile_unit.h) the other instructions of its kernels suffice.
 inline bool has_amx() {
-#if defined(__linux__)
+#if defined(TWOFOUR_EMULATE_TILES)
+  return CPU("avx512vbmi2");
+#elif defined(__linux__)
   if (!CPU("avx512vbmi2")) return false;
   unsigned eax = 7, ebx = 0, ecx = 0, edx = 0;
   asm volatile("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));

@@ -7,6 +7,7 @@
 
 #include "fixed_point.h"
 #include "kernels/layouts/int4.h"
+#include "kernels/tile_unit.h"
 #include "native/team.h"
 
 namespace {
@@ -20,40 +21,31 @@ constexpr int kTileTokens = 8;  // two planes of bytes each: the 16 rows of a ti
 constexpr int64_t kTileBytes = 1024;
 constexpr int64_t kSlotBytes = 2 * kTileBytes;  // the lines of a step; there are two, one filled, one read
 
-struct alignas(64) TileShapes {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-
 // Tiles 0, 1: sums of both halves in even groups, 2, 3: in odd ones; 4: tokens; 5, 6: weights of both halves.
-inline void configure_tiles(int64_t tokens, int64_t inputs) {
+inline TileShapes piece_shapes(int64_t tokens, int64_t inputs) {
   TileShapes shapes;
   for (int i = 0; i < 8; i++) {
     shapes.row_bytes[i] = static_cast<uint16_t>(i == 4 ? inputs : 64);
     shapes.rows[i] = static_cast<uint8_t>(i < 5 ? 2 * tokens : inputs / 4);
   }
-  _tile_loadconfig(&shapes);
+  return shapes;
 }
 
-// The products of one group of inputs, sums started and stored where it is the first and last of its scale. A macro:
-// the tile intrinsics want their tiles, and gcc's their very names, as literals.
-#define TWOFOUR_TILE_PRODUCT(name, dot, first, second)                                \
-  static TWOFOUR_INLINE void name(bool starts, bool ends, int32_t* to) {              \
-    if (starts) {                                                                     \
-      _tile_zero(first);                                                              \
-      _tile_zero(second);                                                             \
-    }                                                                                 \
-    dot(first, 4, 5);                                                                 \
-    dot(second, 4, 6);                                                                \
-    if (ends) {                                                                       \
-      _tile_stored(first, to, 64);                                                    \
-      _tile_stored(second, to + 256, 64);                                             \
-    }                                                                                 \
+// The products of one group of inputs in tiles `first` and the next, sums started and stored where it is the first and last
+// of its scale.
+template <class W, int first>
+TWOFOUR_INLINE void multiply_group(bool starts, bool ends, int32_t* to) {
+  if (starts) {
+    TileUnit::zero<first>();
+    TileUnit::zero<first + 1>();
   }
-#define TWOFOUR_TILE_PRODUCTS(dot)                 \
-  TWOFOUR_TILE_PRODUCT(multiply_even, dot, 0, 1)   \
-  TWOFOUR_TILE_PRODUCT(multiply_odd, dot, 2, 3)
+  W::template dot<first, 4, 5>();
+  W::template dot<first + 1, 4, 6>();
+  if (ends) {
+    TileUnit::store<first>(to);
+    TileUnit::store<first + 1>(to + 256);
+  }
+}
 
 // Into L1 from `near` bytes ahead, into L2 from `far`. As assembly: gcc 12 gathers the intrinsics of a whole step in
 // one place, which made 1 token with weights from DRAM 18 % slower.
@@ -137,7 +129,7 @@ inline void store_unit(const Matmul& a, const uint8_t* piece, const float* sums,
 // W says what a weight is: its block, how a half of it becomes tile lines, and the signs in the products. Steps are
 // counted within their group: dividing their number by the group's steps cost 7 % of the time.
 template <class W, bool Zeros, int Inputs>
-struct TileUnit {
+struct PieceProduct {
   const TilePlan& plan;
   const Int4Unit& at;
   const uint8_t* unit;
@@ -168,13 +160,13 @@ struct TileUnit {
 
   TWOFOUR_INLINE void multiply() {
     const bool starts = steps == 0, ends = ++steps == plan.group_steps;
-    _tile_loadd(4, x, Inputs);
-    _tile_loadd(5, lines + from, 64);
-    _tile_loadd(6, lines + from + kTileBytes, 64);
+    TileUnit::load<4>(x, Inputs);
+    TileUnit::load<5>(lines + from);
+    TileUnit::load<6>(lines + from + kTileBytes);
     if (group % 2 == 0)
-      W::multiply_even(starts, ends, whole);
+      multiply_group<W, 0>(starts, ends, whole);
     else
-      W::multiply_odd(starts, ends, whole + 2 * 256);
+      multiply_group<W, 2>(starts, ends, whole + 2 * 256);
     x += 2 * tokens * Inputs;
     from ^= kSlotBytes;
     if (!ends) return;
@@ -209,8 +201,8 @@ TWOFOUR_NOINLINE void tile_units(const Matmul& a, const TilePlan& plan, const ui
   uint8_t* lines = own + TilePlan::kSums + 4 * kTileBytes;
   for (int64_t u = u0; u < u1; u++) {
     const uint8_t* weight = static_cast<const uint8_t*>(a.weight) + u * at.bytes;
-    TileUnit<W, Zeros, Inputs> unit{plan,  at,    weight, piece, tokens, sums, whole, lines, weight + at.blocks,
-                                    piece + plan.planes, {}, 0, 0, 0, 0, 0, 0};
+    PieceProduct<W, Zeros, Inputs> unit{plan,  at,    weight, piece, tokens, sums, whole, lines, weight + at.blocks,
+                                        piece + plan.planes, {}, 0, 0, 0, 0, 0, 0};
     for (int64_t i = 0; i < tokens * kInt4Rows; i += 16) _mm512_store_ps(sums + i, _mm512_setzero_ps());
     unit.expand();
     for (int64_t step = 1; step < plan.steps; step++) {
@@ -249,10 +241,9 @@ void tile_product(const Matmul& a) {
       if (first > 0) team.barrier();  // the last piece is still being read
       for (int64_t t = team.me; t < tokens; t += team.size) quantize_to_tiles(a, plan, first, tokens, t, piece);
       team.barrier();
-      configure_tiles(tokens, plan.inputs);
+      const TileUnit unit(piece_shapes(tokens, plan.inputs));
       tile_units_of<W>(a, plan, piece, own, first, tokens, u0, u1);
     }
-    _tile_release();
   });
 }
 

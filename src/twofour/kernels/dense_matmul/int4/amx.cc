@@ -22,7 +22,10 @@ struct Dense {
       _mm512_store_si512(to + (2 * s + 1) * 64, _mm512_and_si512(_mm512_srli_epi16(line, 4), nibble));
     }
   }
-  TWOFOUR_TILE_PRODUCTS(_tile_dpbsud)
+  template <int sum, int x, int w>
+  static TWOFOUR_INLINE void dot() {
+    TileUnit::dot_su<sum, x, w>();
+  }
 };
 
 }  // namespace

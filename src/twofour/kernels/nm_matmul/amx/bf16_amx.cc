@@ -1,8 +1,8 @@
 // The bf16 row on AMX tiles.
 #include "kernels/epilogue_math.h"
 #include "kernels/nm_matmul/nm_matmul.h"
+#include "kernels/tile_product.h"
 #include "native/simd.h"
-#include "tile_product.h"
 
 namespace {
 
@@ -15,11 +15,14 @@ struct Bf16 {
   static constexpr int64_t packed = twofour::kBf16Packed;
 
   static int64_t call_bytes(const Matmul&) { return 0; }
-  static const uint8_t* weights(const Matmul& a) { return static_cast<const uint8_t*>(a.weight); }
+  static int64_t token_bytes(const Matmul&) { return 0; }
+  static PackedStrip<Bf16> strip(const Matmul& a, int64_t strip, int64_t steps) {
+    return PackedStrip<Bf16>::of(static_cast<const uint8_t*>(a.weight), strip, steps);
+  }
 
   template <int sum, int x, int w>
   static TWOFOUR_INLINE void dot() {
-    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sum), "i"(x), "i"(w));
+    TileUnit::dot_bf16<sum, x, w>();
   }
 
   // A tile. Two of its rows, that is one group of 16 outputs, from 16 pairs of kept values: an even input stands low in
@@ -53,8 +56,7 @@ struct Bf16 {
     const int64_t last = (steps - 1) * inputs;
     _mm512_store_si512(to + (steps - 1) * stride, step_of(x + last, in - last));
   }
-  static void copy_token(const Matmul& a, int64_t t, int64_t steps, uint8_t* to, int64_t stride,
-                         uint8_t*) {
+  static void copy_token(const Matmul& a, int64_t t, int64_t steps, uint8_t* to, int64_t stride, uint8_t*, uint8_t*) {
     if (a.x_type == Type::bf16)
       return copy(static_cast<const uint16_t*>(a.x) + t * a.x_stride, a.in_features, steps, to, stride);
     copy(static_cast<const float*>(a.x) + t * a.x_stride, a.in_features, steps, to, stride);

@@ -2,7 +2,7 @@
 #include "kernels/nm_matmul/int8/row_octets.h"
 #include "kernels/nm_matmul/nm_matmul.h"
 #include "kernels/octet_lanes.h"
-#include "tile_product.h"
+#include "kernels/tile_product.h"
 
 namespace {
 
@@ -21,13 +21,15 @@ struct Int8 {
   static int64_t call_bytes(const Matmul& a) {
     return (a.tokens * static_cast<int64_t>(sizeof(Range)) + 63) / 64 * 64;
   }
-  static const uint8_t* weights(const Matmul& a) {
-    return static_cast<const uint8_t*>(a.weight) + twofour::int8_head_bytes(a.out_features);
+  static int64_t token_bytes(const Matmul&) { return 0; }
+  static PackedStrip<Int8> strip(const Matmul& a, int64_t strip, int64_t steps) {
+    const auto* weights = static_cast<const uint8_t*>(a.weight) + twofour::int8_head_bytes(a.out_features);
+    return PackedStrip<Int8>::of(weights, strip, steps);
   }
 
   template <int sum, int x, int w>
   static TWOFOUR_INLINE void dot() {
-    asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sum), "i"(x), "i"(w));
+    TileUnit::dot_us<sum, x, w>();
   }
 
   // A row of a tile is one group of four inputs of 16 outputs and has 32 kept values. 47 cycles a tile.
@@ -41,7 +43,7 @@ struct Int8 {
     }
   }
 
-  static void copy_token(const Matmul& a, int64_t t, int64_t, uint8_t* to, int64_t stride, uint8_t* call) {
+  static void copy_token(const Matmul& a, int64_t t, int64_t, uint8_t* to, int64_t stride, uint8_t* call, uint8_t*) {
     Range range{1.0f, 0};
     if (a.x_type == Type::f32) {
       range = real_token<TileVec>(a, static_cast<const float*>(a.x) + t * a.x_stride, to, stride);

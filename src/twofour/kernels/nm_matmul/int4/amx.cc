@@ -41,7 +41,10 @@ struct Sparse {
       }
     }
   }
-  TWOFOUR_TILE_PRODUCTS(_tile_dpbssd)
+  template <int sum, int x, int w>
+  static TWOFOUR_INLINE void dot() {
+    TileUnit::dot_ss<sum, x, w>();
+  }
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 // A product on the tile unit: activations are one factor as they are, weights the other, expanded from their packed form
-// into L1 right before use. D says what an element is: how tiles are expanded, multiplied, copied and finished.
+// into L1 right before use. D says what an element is: where the weights of a strip stand (`strip`) and how a step of them is
+// expanded, how tiles are multiplied, how a token is copied, and how sums become answers.
 // Included once per instruction-set file; everything has internal linkage.
 #pragma once
 
@@ -7,11 +8,11 @@
 
 #include <cstdint>
 
-#include "kernels/matmul.h"
-#include "native/team.h"
-#include "native/integers.h"
-#include "tile_unit.h"
 #include "kernels/layouts/tiles.h"
+#include "kernels/matmul.h"
+#include "kernels/tile_unit.h"
+#include "native/integers.h"
+#include "native/team.h"
 
 namespace {
 
@@ -31,6 +32,16 @@ constexpr int64_t kBlockSteps = 8, kRingSteps = 4;
 constexpr int64_t kAhead = 2;
 constexpr int64_t kFar = 16384, kNear = 2304;  // packed weights are prefetched so far ahead into L2, into L1
 
+// Tiles 0-3 hold sums, 4-5 activations, 6-7 weights, which always have 16 rows.
+inline TileShapes pair_shapes(int64_t rows) {
+  TileShapes shapes;
+  for (int t = 0; t < 8; t++) {
+    shapes.row_bytes[t] = 64;
+    shapes.rows[t] = static_cast<uint8_t>(t < 6 ? rows : kTileRows);
+  }
+  return shapes;
+}
+
 // How the tokens are cut: pairs of 16-token tiles, as many per pass over the weights as stay in L2.
 template <class D>
 struct TilePlan {
@@ -47,21 +58,31 @@ struct TilePlan {
     block = pass_pairs > 1 ? least(kBlockSteps, steps) : steps;
     x_bytes = pass_pairs * steps * kStepBytes;
     thread_at = x_bytes + D::call_bytes(a);
-    thread_bytes = kBlockSteps * kStepBytes + pass_pairs * kSumBytes;
+    // Tokens are copied before weights are expanded: what a token needs meanwhile stands in the same place.
+    const int64_t product = kBlockSteps * kStepBytes + pass_pairs * kSumBytes, token = D::token_bytes(a);
+    thread_bytes = product > token ? product : token;
   }
   int64_t bytes(int threads) const { return thread_at + threads * thread_bytes; }
 };
 
+// The packed weights of a strip, two tiles of D::packed bytes a step, in the order in which they are read.
 template <class D>
-TWOFOUR_INLINE void expand_step(const uint8_t* from, uint8_t* to) {
-  TWOFOUR_UNROLL
-  for (int line = 0; line < 2 * D::packed; line += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(from) + kFar + line, _MM_HINT_T1);
-    _mm_prefetch(reinterpret_cast<const char*>(from) + kNear + line, _MM_HINT_T0);
+struct PackedStrip {
+  const uint8_t* at;
+  TWOFOUR_INLINE void expand(int64_t step, uint8_t* to) const {
+    const uint8_t* from = at + step * 2 * D::packed;
+    TWOFOUR_UNROLL
+    for (int line = 0; line < 2 * D::packed; line += 64) {
+      _mm_prefetch(reinterpret_cast<const char*>(from) + kFar + line, _MM_HINT_T1);
+      _mm_prefetch(reinterpret_cast<const char*>(from) + kNear + line, _MM_HINT_T0);
+    }
+    D::expand(from, to);
+    D::expand(from + D::packed, to + kTileBytes);
   }
-  D::expand(from, to);
-  D::expand(from + D::packed, to + kTileBytes);
-}
+  static PackedStrip of(const uint8_t* weights, int64_t strip, int64_t steps) {
+    return {weights + strip * steps * 2 * D::packed};
+  }
+};
 
 // The four (two) tiles of sums of a strip and two tiles (one tile) of tokens. In memory: [16 rows][tokens][16].
 template <int Tiles>
@@ -101,14 +122,13 @@ TWOFOUR_NOINLINE void add_expanded(const uint8_t* w, const uint8_t* x, int64_t t
 }
 
 // The same where they are expanded on the way; ring is a power of two.
-template <class D, int Tiles>
-TWOFOUR_NOINLINE void add_packed(const uint8_t* packed, uint8_t* w, int64_t ring, const uint8_t* x, int64_t tile_bytes,
-                                 int64_t steps) {
-  for (int64_t s = 0; s < kAhead && s < steps; s++) expand_step<D>(packed + s * 2 * D::packed, w + s * kStepBytes);
+template <class D, int Tiles, class Strip>
+TWOFOUR_NOINLINE void add_packed(const Strip& packed, int64_t first, uint8_t* w, int64_t ring, const uint8_t* x,
+                                 int64_t tile_bytes, int64_t steps) {
+  for (int64_t s = 0; s < kAhead && s < steps; s++) packed.expand(first + s, w + s * kStepBytes);
   for (int64_t s = 0; s < steps; s++) {
     Sums<Tiles>::template add<D>(x + s * Tiles * tile_bytes, tile_bytes, w + (s & (ring - 1)) * kStepBytes);
-    if (const int64_t next = s + kAhead; next < steps)
-      expand_step<D>(packed + next * 2 * D::packed, w + (next & (ring - 1)) * kStepBytes);
+    if (const int64_t next = s + kAhead; next < steps) packed.expand(first + next, w + (next & (ring - 1)) * kStepBytes);
   }
 }
 
@@ -127,41 +147,42 @@ struct Strips {
 
   // One strip for the pairs of tokens from `first` on, a block of steps at a time for all of them.
   void product(int64_t strip, int64_t first, int64_t pairs) const {
-    const uint8_t* packed = D::weights(a) + strip * plan.steps * 2 * D::packed;
+    const auto packed = D::strip(a, strip, plan.steps);
     for (int64_t k = 0; k < plan.steps; k += plan.block)
       for (int64_t p = 0; p < pairs; p++) {
         const int64_t token = (first + p) * kPairTokens, tokens = least(kPairTokens, a.tokens - token);
         const bool two = tokens > kTileRows;
-        const uint8_t* from = p == 0 ? packed + k * 2 * D::packed : nullptr;
-        if (two) block<2>(from, k, p, pairs);
-        else block<1>(from, k, p, pairs);
+        if (two) block<2>(packed, k, p, pairs);
+        else block<1>(packed, k, p, pairs);
         if (k + plan.block >= plan.steps)
           D::finish(a, sums + p * kSumBytes, (two ? 2 : 1) * plan.rows, token, tokens, strip * kStripRows,
                     call + plan.x_bytes);
       }
   }
 
-  template <int Tiles>
-  void block(const uint8_t* packed, int64_t k, int64_t p, int64_t pairs) const {
+  // The first pair's weights are expanded on the way.
+  template <int Tiles, class Strip>
+  void block(const Strip& packed, int64_t k, int64_t p, int64_t pairs) const {
     const int64_t steps = least(plan.block, plan.steps - k), tile_bytes = plan.rows * 64;
     const uint8_t* x = call + p * plan.steps * kStepBytes + k * Tiles * tile_bytes;
     uint8_t* at = sums + p * kSumBytes;
     if (k == 0) Sums<Tiles>::zero();
     else Sums<Tiles>::load(at, tile_bytes);
     const int64_t ring = pairs > 1 ? kBlockSteps : kRingSteps;
-    if (packed != nullptr) add_packed<D, Tiles>(packed, expanded, ring, x, tile_bytes, steps);
+    if (p == 0) add_packed<D, Tiles>(packed, k, expanded, ring, x, tile_bytes, steps);
     else add_expanded<D, Tiles>(expanded, x, tile_bytes, steps);
     Sums<Tiles>::store(at, tile_bytes);
   }
 };
 
-// Tokens of one pair into tiles, [step][tile][row][64 bytes], zero past in_features and past the last token.
+// Tokens of one pair into tiles, [step][tile][row][64 bytes], zero past in_features and past the last token; `own` is the
+// thread's scratch.
 template <class D>
-void copy_pair(const Matmul& a, const TilePlan<D>& plan, int64_t pair, uint8_t* to, uint8_t* call) {
+void copy_pair(const Matmul& a, const TilePlan<D>& plan, int64_t pair, uint8_t* to, uint8_t* call, uint8_t* own) {
   const int64_t first = pair * kPairTokens, tokens = least(kPairTokens, a.tokens - first);
   const int64_t tiles = ceil_div(tokens, kTileRows), stride = tiles * plan.rows * 64;
   for (int64_t t = 0; t < tiles * plan.rows; t++)
-    if (t < tokens) D::copy_token(a, first + t, plan.steps, to + t * 64, stride, call);
+    if (t < tokens) D::copy_token(a, first + t, plan.steps, to + t * 64, stride, call, own);
     else
       for (int64_t s = 0; s < plan.steps; s++) _mm512_store_si512(to + s * stride + t * 64, _mm512_setzero_si512());
 }
@@ -177,7 +198,7 @@ void tile_product(const Matmul& a) {
   const TilePlan<D> plan(a);
   uint8_t* x = static_cast<uint8_t*>(a.workspace);
   with_team(a.threads, [&](const Team& team) {
-    const TileUnit unit(plan.rows);
+    const TileUnit unit(pair_shapes(plan.rows));
     const Strips<D> strips(a, plan, team.me);
     int64_t s0, s1;
     team.share(plan.strips, 1, &s0, &s1);
@@ -185,7 +206,7 @@ void tile_product(const Matmul& a) {
       const int64_t pairs = least(plan.pass_pairs, plan.pairs - first);
       if (first > 0) team.barrier();  // the last tokens are still being read
       for (int64_t p = team.me; p < pairs; p += team.size)
-        copy_pair<D>(a, plan, first + p, x + p * plan.steps * kStepBytes, x + plan.x_bytes);
+        copy_pair<D>(a, plan, first + p, x + p * plan.steps * kStepBytes, x + plan.x_bytes, strips.expanded);
       team.barrier();
       for (int64_t s = s0; s < s1; s++) strips.product(s, first, pairs);
     }
