@@ -290,6 +290,17 @@ def test_a_run_without_a_teacher_is_not_continued_with_one(tmp_path):
     assert compared.control is not None and compared.teacher is None
 
 
+def test_an_end_before_the_first_step_leaves_a_word_about_the_model():
+    def failing(model):
+        raise RuntimeError("no images")
+
+    model = trained()
+    with pytest.raises(RuntimeError, match="no images") as caught:
+        quick(model, control=None, evaluate=failing)
+    assert "The sparse model has had no step of training; where finetune pruned it, it is pruned." in caught.value.__notes__
+    assert masks.of(model)
+
+
 @pytest.mark.parametrize("own", [True, False])
 def test_a_control_that_ends_early_leaves_a_word_about_the_model(own, tmp_path):
     for given, hint in (({}, "(with checkpoint="), ({"checkpoint": tmp_path}, ", and the run goes on.")):
