@@ -297,7 +297,7 @@ def test_an_end_before_the_first_step_leaves_a_word_about_the_model():
     model = trained()
     with pytest.raises(RuntimeError, match="no images") as caught:
         quick(model, control=None, evaluate=failing)
-    assert "The sparse model has had no step of training; where finetune pruned it, it is pruned." in caught.value.__notes__
+    assert "The sparse model has had no step of training; what finetune pruned stays pruned." in caught.value.__notes__
     assert masks.of(model)
 
 

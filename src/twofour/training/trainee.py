@@ -198,7 +198,7 @@ class Trainee:
                     error.add_note(f"The {self.name} model has its state {when}, the best so far.")
                     log.warning("%s run: ended early; the state %s stands, the best so far", self.name, when)
             elif not self.begun:
-                error.add_note(f"The {self.name} model has had no step of training; where finetune pruned it, it is pruned.")
+                error.add_note(f"The {self.name} model has had no step of training; what finetune pruned stays pruned.")
             raise
         self.restore_best()
 
