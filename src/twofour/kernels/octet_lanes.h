@@ -25,7 +25,8 @@ struct OctetLanes : WholeLanes {
     return _mm512_broadcastq_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   }
   static TWOFOUR_INLINE ints dot(ints sum, ints x, const Octet& w) {
-    return _mm512_dpbusd_epi32(sum, _mm512_shuffle_epi8(x, w.control), w.values);
+    TWOFOUR_VNNI("vpdpbusd", sum, _mm512_shuffle_epi8(x, w.control), w.values);
+    return sum;
   }
   // Eight octets of each of eight tokens, `stride` bytes apart, to [octet][token][8].
   static TWOFOUR_INLINE void turn_octets(const uint8_t* from, int64_t stride, uint8_t* to) {

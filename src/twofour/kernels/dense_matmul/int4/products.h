@@ -15,7 +15,15 @@ struct Dense {
   static constexpr bool kUnsigned = false;  // weights are 0..15; their zero points come off the sums
   static constexpr int64_t kFar = 32 * kInt4DenseBlockBytes, kNear = 8 * kInt4DenseBlockBytes;
 
-  template <int T, int N>
+  template <bool Zeros>
+  static constexpr float kTimes = 1.0f;
+
+  static TWOFOUR_INLINE void fetch(const uint8_t* line) {
+    _mm_prefetch(reinterpret_cast<const char*>(line) + kFar, _MM_HINT_T1);
+    _mm_prefetch(reinterpret_cast<const char*>(line) + kNear, _MM_HINT_T0);
+  }
+
+  template <int T, int N, bool Zeros>
   static TWOFOUR_INLINE void add_block(const uint8_t* block, const uint8_t* x, const V::ints (&)[N], V::ints (&high)[N][T],
                                        V::ints (&low)[N][T]) {
     TWOFOUR_UNROLL
@@ -24,10 +32,7 @@ struct Dense {
       TWOFOUR_UNROLL
       for (int v = 0; v < N; v++) {
         const uint8_t* at = block + lane_bytes<Dense>(v * V::width) + s * 64;
-        if (v * V::width % kInt4Half == 0) {
-          _mm_prefetch(reinterpret_cast<const char*>(at) + kFar, _MM_HINT_T1);
-          _mm_prefetch(reinterpret_cast<const char*>(at) + kNear, _MM_HINT_T0);
-        }
+        if (v * V::width % kInt4Half == 0) fetch(at);
         const auto line = (V::U)V::load_index(at);
         w[v][0] = (V::ints)(line & 0x0f0f0f0fu);
         w[v][1] = (V::ints)(line >> 4 & 0x0f0f0f0fu);

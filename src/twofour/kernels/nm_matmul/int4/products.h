@@ -16,12 +16,25 @@ struct Sparse {
   static constexpr bool kUnsigned = true;  // vpdpbusd has one operand with a sign: the weights less their zero points
   static constexpr int64_t kFar = 42 * kInt4BlockBytes, kNear = 10 * kInt4BlockBytes;
 
-  static TWOFOUR_INLINE void prefetch(const uint8_t* at) {
-    TWOFOUR_UNROLL
-    for (int line = 0; line < 3; line++) {
-      _mm_prefetch(reinterpret_cast<const char*>(at) + line * 64 + kFar, _MM_HINT_T1);
-      _mm_prefetch(reinterpret_cast<const char*>(at) + line * 64 + kNear, _MM_HINT_NTA);
-    }
+  // A weight without zero points is read as 16 (q - 8) from the upper half of a byte, which has the sign: no subtraction.
+  template <bool Zeros>
+  static constexpr float kTimes = Zeros ? 1.0f : 16.0f;
+
+  static TWOFOUR_INLINE void fetch(const uint8_t* line) {
+    _mm_prefetch(reinterpret_cast<const char*>(line) + kFar, _MM_HINT_T1);
+    _mm_prefetch(reinterpret_cast<const char*>(line) + kNear, _MM_HINT_NTA);
+  }
+
+  // The half bytes of a line that belong to an even or an odd step, as numbers with a sign.
+  template <bool Zeros>
+  static TWOFOUR_INLINE V::ints values(V::U line, V::ints zero, bool odd) {
+    if constexpr (Zeros) return (V::ints)((Bytes)((odd ? line >> 4 : line) & 0x0f0f0f0fu) - (Bytes)zero);
+    const V::U upper = odd ? line : line << 4;
+#if defined(TWOFOUR_SET_avx512_vnni)
+    return _mm512_ternarylogic_epi32((V::ints)upper, _mm512_set1_epi8(-16), _mm512_set1_epi8(-128), 0x6a);  // (a & b) ^ c
+#else
+    return (V::ints)((upper & 0xf0f0f0f0u) ^ 0x80808080u);
+#endif
   }
 
   // The values beside the indices at bits 8 s + 0, 2, 4, 6 of a lane's codes, which belong to its bytes 0 ... 3: two groups of
@@ -47,9 +60,9 @@ struct Sparse {
 #endif
   }
 
-  // The values of a vector: half bytes cut apart, their zero points off. Wide: 1.5 instructions cut, one subtracts, two make the
-  // permutation; narrow: ten make it.
-  template <int T, int N>
+  // The values of a vector: half bytes cut apart, their zero points off: 1.5 instructions wide, 2.5 with zero points. Two make
+  // the permutation; narrow: ten.
+  template <int T, int N, bool Zeros>
   static TWOFOUR_INLINE void add_block(const uint8_t* block, const uint8_t* x, const V::ints (&zero)[N],
                                        V::ints (&high)[N][T], V::ints (&low)[N][T]) {
     V::ints codes[N];
@@ -57,7 +70,9 @@ struct Sparse {
     for (int v = 0; v < N; v++) {
       const uint8_t* at = block + lane_bytes<Sparse>(v * V::width);
       codes[v] = V::load_index(at);
-      if (v * V::width % kInt4Half == 0) prefetch(at);
+      TWOFOUR_UNROLL
+      for (int line = 0; line < 3; line++)
+        if (v * V::width % kInt4Half == 0) fetch(at + line * 64);
     }
     TWOFOUR_UNROLL
     for (int s = 0; s < 4; s++) {
@@ -65,8 +80,7 @@ struct Sparse {
       TWOFOUR_UNROLL
       for (int v = 0; v < N; v++) {
         const auto line = (V::U)V::load_index(block + lane_bytes<Sparse>(v * V::width) + 64 + s / 2 * 64);
-        const auto values = (Bytes)((s % 2 == 0 ? line : line >> 4) & 0x0f0f0f0fu) - (Bytes)zero[v];
-        octets[v] = octet((V::ints)values, codes[v], s);
+        octets[v] = octet(values<Zeros>(line, zero[v], s % 2 == 1), codes[v], s);
       }
       TWOFOUR_UNROLL
       for (int t = 0; t < T; t++) {
