@@ -16,11 +16,12 @@
 
 namespace {
 
-// Copies the codes of each window of a chunk together, a piece of all windows after the other. What a piece copies too much the
-// next one overwrites; what comes to stand behind a window meets stored codes of 0.
-TWOFOUR_NOINLINE void gather_windows(const BitsConv& a, const ConvPlan& plan, const OutputPixel* pixels, int64_t count, char* to) {
+// Copies the codes of each window of a chunk together, `size` bytes from one to the next, a piece of all windows after the
+// other. What a piece copies too much the next one overwrites; what comes to stand behind a window meets stored codes of 0.
+TWOFOUR_NOINLINE void gather_windows(const BitsConv& a, const ConvPlan& plan, const OutputPixel* pixels, int64_t count, int64_t size,
+                                     char* to) {
   const char* image = static_cast<const char*>(a.workspace) + plan.image;
-  const int64_t pixel = plan.pixel, size = gathered_bytes(plan);
+  const int64_t pixel = plan.pixel;
   const bool dense = a.width.dilation == 1;  // then a row of taps is one run
   const int64_t runs = dense ? 1 : a.width.taps, run = dense ? a.width.taps * pixel : pixel;
   for (int64_t y = 0; y < a.height.taps; y++)
@@ -107,7 +108,7 @@ void conv_chunk(const BitsConv& a, const ConvPlan& plan, const BitsWeight& w, co
   const int64_t size = K::size(plan), window = gathered_bytes(plan) / static_cast<int64_t>(sizeof(N));
   const bool gathered = K::gathered(a);
   const auto *image = reinterpret_cast<const N*>(static_cast<const char*>(a.workspace) + plan.image), *windows = reinterpret_cast<const N*>(scratch);
-  if (gathered) gather_windows(a, plan, chunk.pixels, chunk.count, scratch);
+  if (gathered) gather_windows(a, plan, chunk.pixels, chunk.count, gathered_bytes(plan), scratch);
   const ConvFinish<V> finish{a, plan, w, chunk};
   const auto* places = reinterpret_cast<const int32_t*>(static_cast<const char*>(a.workspace) + plan.places);
   alignas(64) int32_t sums[kTogether * K::outputs];
