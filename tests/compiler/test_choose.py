@@ -8,7 +8,8 @@ from torch import nn
 
 import twofour
 from tests.compiler.small import mlp, quick
-from twofour.compiler.choose import WORTH_A_COPY, Choice, _few_layouts, _of_codes, _one_layout
+from twofour.compiler.choose import Choice, _of_codes
+from twofour.compiler.layouts import WORTH_A_COPY, few_layouts, one_layout
 from twofour.compiler.reasons import explain
 from twofour.kernels import find
 from twofour.kernels.bits_matmul import BitWeight, twos
@@ -30,21 +31,21 @@ def test_a_layout_that_gains_too_little_is_dropped() -> None:
     kernels = [find(rows), find(panels), find("dense_matmul_f32_linear__torch")]
     dense = kernels[2].name
     clear = {1: {rows: 1.0, panels: 2.0, dense: 2.0}, 64: {rows: 9.0, panels: 4.0, dense: 6.0}}
-    assert _few_layouts(kernels, clear).names == (rows, panels)
+    assert few_layouts(kernels, clear).names == (rows, panels)
     close = {1: {rows: 1.0, panels: 1.04, dense: 2.0}, 64: {rows: 9.0, panels: 4.0, dense: 6.0}}
-    assert _few_layouts(kernels, close).names == (panels,)
+    assert few_layouts(kernels, close).names == (panels,)
 
 
 def test_a_tie_goes_to_the_kernel_whose_calls_take_in_their_neighbours() -> None:
     ours = next(kernel for kernel in native_dense_rows() if kernel.whole_rows)
     kernels = [ours, ONEDNN, PLAIN]
     times = {count: {ours.name: 1.04, ONEDNN.name: 1.0, PLAIN.name: 1.2} for count in (8, 128)}
-    assert _few_layouts(kernels, times).names == (ours.name,)
+    assert few_layouts(kernels, times).names == (ours.name,)
     times[8][ours.name] = 1.06
-    assert ours.name not in _few_layouts(kernels, times).names
+    assert ours.name not in few_layouts(kernels, times).names
     sparse = find("nm_matmul_2x4_f32_rows__scalar")
     faster = {count: found | {sparse.name: 0.7} for count, found in times.items()}
-    assert _few_layouts([*kernels, sparse], faster).names == (sparse.name,)
+    assert few_layouts([*kernels, sparse], faster).names == (sparse.name,)
 
 
 def test_a_layer_that_torch_serves_best_everywhere_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +77,7 @@ def test_small_losses_do_not_add_up() -> None:
     names = ["nm_matmul_2x4_f32_rows__scalar", "nm_matmul_2x4_f32_panels__scalar", "nm_matmul_2x4_f32_pairs__scalar"]
     kernels = [*(find(name) for name in names), PLAIN]
     times = {1: dict(zip([*names, PLAIN.name], (1.08, 1.04, 1.0, 1.2), strict=True))}
-    assert times[1][_few_layouts(kernels, times).names[0]] <= WORTH_A_COPY
+    assert times[1][few_layouts(kernels, times).names[0]] <= WORTH_A_COPY
 
 
 def test_small_memory_weighs_the_example_and_shows_its_own_time() -> None:
@@ -84,8 +85,8 @@ def test_small_memory_weighs_the_example_and_shows_its_own_time() -> None:
     kernels = [find(rows), find(panels), PLAIN]
     times = {count: {rows: 1.0, panels: 3.0, PLAIN.name: 2.0} for count in (1, 8)}
     times[512] = {rows: 20.0, panels: 4.0, PLAIN.name: 8.0}
-    assert _one_layout(kernels, times, (64, 64), None).names == (rows,)
-    assert _one_layout(kernels, times, (64, 64), 512).names == (panels,)
+    assert one_layout(kernels, times, (64, 64), None).names == (rows,)
+    assert one_layout(kernels, times, (64, 64), 512).names == (panels,)
     slow = Choice(DispatchTable((), (rows,)), times, {})
     assert (slow.at(512, sparse=True), slow.at(512, sparse=False)) == (20.0, 8.0)
     assert "2.50x the time of dense" in explain(slow, 512, "", "small")
@@ -102,7 +103,7 @@ def test_small_memory_counts_the_bytes_of_codes_where_they_are_2x4(pattern: str)
     sizes = {kernel.name: kernel.prepare(weight).nbytes for kernel in kernels}  # type: ignore[arg-type]
     largest = max(sizes, key=sizes.__getitem__)
     times = {8: {name: 1.0 if name == largest else 2.0 for name in sizes}}
-    (kept,) = _one_layout(kernels, times, (64, 128), None, lambda kernel: kernel.prepare(weight)).names  # type: ignore[arg-type]
+    (kept,) = one_layout(kernels, times, (64, 128), None, lambda kernel: kernel.prepare(weight)).names  # type: ignore[arg-type]
     if pattern == "dense":
         assert kept == largest
     else:

@@ -12,7 +12,7 @@ import twofour
 from tests.compiler.small import mlp, quick
 from twofour import native
 from twofour.compiler import CompiledLinear, Plan, choose
-from twofour.compiler.choose import WORTH_A_COPY
+from twofour.compiler.layouts import WORTH_A_COPY
 from twofour.errors import CompileError, KernelError, LayerError, PatternError
 from twofour.kernels.dispatch import DispatchTable
 
@@ -263,7 +263,7 @@ def test_compiled_models_are_neither_compiled_nor_pruned_again(
     memory: str, no_measuring: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if memory == "fast":  # torch's own layers everywhere: no layer shows that the model is compiled
-        monkeypatch.setattr(choose, "_few_layouts", lambda *_: DispatchTable((), ("dense_matmul_f32_linear__torch",)))
+        monkeypatch.setattr(choose, "few_layouts", lambda *_: DispatchTable((), ("dense_matmul_f32_linear__torch",)))
     fast = quick(twofour.prune(mlp(), "2:4"), memory=memory)
     assert isinstance(fast[0], CompiledLinear) == (memory == "small")
     named = "`0`, `2`" if memory == "small" else "all layers torch's own"

@@ -13,6 +13,7 @@ from twofour.compiler import graph as compiled_graph
 from twofour.compiler.graph_conv import ConvLayer, kept_convs
 from twofour.kernels.base import Row
 from twofour.kernels.conv import ConvProblem, Geometry
+from twofour.packing import dense_of
 
 
 class Block(nn.Module):
@@ -59,12 +60,26 @@ def test_what_follows_a_convolution_runs_in_its_pass() -> None:
     for other in (x, x[:1], torch.randn(3, 3, 20, 12), x.to(memory_format=torch.channels_last)):
         torch.testing.assert_close(fast(other), model(other), atol=1e-4, rtol=1e-4)
     assert len({layer.name for layer in fast.plan.layers}) == len(fast.plan.layers) == 8, "each is listed once"
-    alone = {name: module.prepared.nbytes for name, module in fast.named_modules() if hasattr(module, "prepared")}
     folded = [layer for layer in fast.plan.layers if "normalisation folded in" in layer.reason]
-    assert len(folded) == 7
-    assert all(layer.bytes_after > alone[layer.name] and layer.kind == "Conv2d" for layer in folded)
-    same = [layer for layer in folded if "chosen once more" not in layer.reason]  # else in another layout
-    assert all(layer.bytes_after == 2 * alone[layer.name] for layer in same)
+    assert len(folded) == 7 and all(layer.kind == "Conv2d" for layer in folded)
+    runs = {call.name: call for call in convolutions(fast)}
+    for layer in folded:  # kept once, folded, with what makes the model's own of it
+        own = fast.get_submodule(layer.name)
+        weight = dense_of(own.prepared.source())
+        assert torch.equal(
+            weight.view_as(model.get_submodule(layer.name).weight), model.get_submodule(layer.name).weight
+        )
+        if own.prepared.nbytes == 0:
+            codes = layer.bytes_after - runs[layer.name].prepared.nbytes
+            assert 0 <= codes <= weight.numel() // 4 + 1, f"{layer.name}: two bits a number"
+    assert any(fast.get_submodule(layer.name).prepared.nbytes == 0 for layer in folded)
+
+
+def convolutions(fast: nn.Module) -> list[ConvLayer]:
+    """Return the convolutions of a model's graph; they may stand inside one call of several."""
+    bound = [getattr(value, "__self__", None) for value in fast.forward.program.python.names.values()]
+    inner = [module for one in bound if isinstance(one, nn.Module) for module in one.modules()]
+    return [module for module in inner if isinstance(module, ConvLayer)]
 
 
 def test_small_memory_keeps_no_folded_copy(monkeypatch: pytest.MonkeyPatch) -> None:

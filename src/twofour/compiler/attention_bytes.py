@@ -246,7 +246,7 @@ def _in_bytes(
     quantization = replace(layer.problem.quantization, y_dtype=torch.uint8, y_scale=1.0, y_zero=128)
     problem = replace(layer.problem, quantization=quantization)
     made = ProductLayer(layer.name, layer.in_features, problem, layer.dispatch, prepared, (bias - middle) / step)
-    made.sources = layer.sources
+    made.sources, made.tokens, made.divided = layer.sources, layer.tokens, True
     return made
 
 

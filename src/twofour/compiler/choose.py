@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,13 +15,14 @@ from torch import Tensor, nn
 from twofour.compiler.case import Case
 from twofour.compiler.choose_gpu import on_gpu, times_on_gpu
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
+from twofour.compiler.layouts import Times, few_layouts, one_layout
 from twofour.compiler.worth import WIDE, worth_measuring
 from twofour.errors import CompileError, KernelError
 from twofour.kernels import Kernel, available, find, sparse_products
 from twofour.kernels.base import Prepared, R, Row
-from twofour.kernels.bits_matmul import GROUPS, BitsMatmul, BitWeight, bits_rows
+from twofour.kernels.bits_matmul import GROUPS, BitWeight, bits_rows
 from twofour.kernels.dense_matmul import PLAIN
-from twofour.kernels.dispatch import DispatchTable, build_dispatch
+from twofour.kernels.dispatch import DispatchTable
 from twofour.kernels.problem import Problem
 from twofour.kernels.quantization import DYNAMIC, Quantization
 from twofour.measure.cache import Cache
@@ -46,14 +46,8 @@ PACKED_APART = 1 << 18
 """Numbers in a weight from which MKL may pack it for the example's token count: that adds 8 MB and more, so it is done
 for one count, not for each, and not for small layers."""
 
-WORTH_A_COPY = 1.05
-"""A further copy of a weight, in another layout, must save at least 5 % of the time at some token count."""
-
 Progress = Callable[[int, int, str], None]
 """Called with steps done, steps in all, and the name of the next."""
-
-Times = dict[int, dict[str, float]]
-"""Token count -> kernel name -> median seconds."""
 
 
 @dataclass(frozen=True)
@@ -200,9 +194,8 @@ def choose(
     problem = problem or Problem(rows)
     copies = _copies(rows, columns, footprint, device)
     timed = _times if device == "cpu" else partial(times_on_gpu, cast(Any, weight))
-    small = memory == "small"
+    small, keys = memory == "small", list[str]()
     times: Times = {}
-    keys: list[str] = []
     for count in require_room(tokens, rows + columns):
         # One layout has to serve every count, so "small" measures each kernel everywhere.
         alone = count == example and memory == "fast" and rows * columns >= PACKED_APART
@@ -210,7 +203,8 @@ def choose(
         case = Case(problem, columns, bias, count, activations)
         keys.append(cache.key(case.text(dtype, weight), copies))
         times[count] = timed(measured, layout, case, copies, cache, keys[-1])
-    dispatch = _one_layout(kernels, times, (rows, columns), example, layout) if small else _few_layouts(kernels, times)
+    several = None if small else few_layouts(kernels, times, example, once=(dtype, device) == ("float32", "cpu"))
+    dispatch = several or one_layout(kernels, times, (rows, columns), example, layout)
     kept = {kernel.layout: layout(kernel) for kernel in map(find, dispatch.names)}
     return Choice(dispatch, times, kept, cache.origin(keys))
 
@@ -254,74 +248,6 @@ def _times(
 ) -> dict[str, float]:
     """Return the seconds of each kernel, from the cache where it has them all."""
     return cache.times(key, [kernel.name for kernel in kernels], lambda: _measure(kernels, layout, case, copies))
-
-
-def _few_layouts(kernels: Sequence[Kernel], times: Times) -> DispatchTable:
-    """Take the fastest kernel at each count, but drop a layout that gains less than `WORTH_A_COPY` anywhere.
-
-    Without that, noise in the times would keep three copies of a weight where one does.
-    """
-    layout_of = {kernel.name: kernel.layout for kernel in kernels}
-
-    def best(found: dict[str, float], layouts: set[str]) -> float:
-        return min((s for name, s in found.items() if layout_of[name] in layouts), default=math.inf)
-
-    def loss(layouts: set[str]) -> float:
-        return max(best(found, layouts) / best(found, everything) for found in times.values())
-
-    everything = set(layout_of.values())
-    # Within as much as a copy must gain a tie goes to the layout whose calls take in what stands beside the product.
-    joining = {kernel.layout for kernel in kernels if kernel.whole_rows}
-    kept = next(({layout} for layout in sorted(joining) if loss({layout}) <= WORTH_A_COPY), set(everything))
-    while len(kept) > 1:
-        # Against all layouts, not those still kept: small steps must not add up.
-        losses = {layout: loss(kept - {layout}) for layout in kept}
-        cheapest = min(sorted(kept), key=losses.__getitem__)
-        if losses[cheapest] > WORTH_A_COPY:
-            break
-        kept.remove(cheapest)
-    fastest: dict[int, str] = {}
-    exact: dict[int, str] = {}
-    for count, found in times.items():
-        names = [name for name in found if layout_of[name] in kept]
-        others = [name for name in names if not find(name).one_count] or [PLAIN.name]
-        fastest[count] = min(others, key=found.__getitem__)
-        if find(best_name := min(names, key=found.__getitem__, default=PLAIN.name)).one_count:
-            exact[count] = best_name
-    return build_dispatch(fastest, exact)
-
-
-def _one_layout(
-    kernels: Sequence[Kernel],
-    times: Times,
-    shape: tuple[int, int],
-    example: int | None,
-    layout: Callable[[Kernel], Prepared] | None = None,
-) -> DispatchTable:
-    """Keep the single layout with the best geometric mean over the token counts, sparse where there is one.
-
-    A layout more than 5 % larger than the smallest one is not considered: it trades bytes for speed. Of codes that are
-    2:4 all are, sparse or dense, by what `layout` prepares: a mask takes more than zeros of few bits do.
-    """
-    sparse = [kernel for kernel in kernels if kernel.sparse]
-    # A plain dense weight is what the model holds anyway; a prepacked one would be a second copy.
-    pool = sparse or [kernel for kernel in kernels if kernel.layout == "dense"] or kernels
-    sizes = {kernel.layout: kernel.least_bytes(*shape) for kernel in pool}
-    if layout is not None and any(isinstance(kernel, BitsMatmul) for kernel in sparse):
-        pool, sizes = kernels, {kernel.layout: layout(kernel).nbytes for kernel in kernels}
-    small = [name for name, size in sizes.items() if size <= 1.05 * min(sizes.values())]
-    names = {layout: [kernel.name for kernel in pool if kernel.layout == layout] for layout in small}
-
-    def cost(layout: str) -> float:
-        logs = {
-            count: math.log(min(found.get(name, math.inf) for name in names[layout])) for count, found in times.items()
-        }
-        return sum(logs.values()) + logs.get(example or 0, 0.0) * (len(logs) - 2)
-
-    best = names[min(small, key=cost)]
-    return build_dispatch(
-        {count: min(best, key=lambda name: found.get(name, math.inf)) for count, found in times.items()}
-    )
 
 
 def _measure(

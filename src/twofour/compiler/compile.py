@@ -27,6 +27,7 @@ from twofour.compiler.decoding import with_decoding
 from twofour.compiler.foreign import watch
 from twofour.compiler.graph import NATIVE, require_graph
 from twofour.compiler.inductor import fastest_engine
+from twofour.compiler.kept import keep_what_runs
 from twofour.compiler.low_bits import require_steps, run_low_bits
 from twofour.compiler.notes import unmeasured, without_example
 from twofour.compiler.plan import Plan
@@ -96,8 +97,9 @@ def compile(
             and "float32" runs dense: no tensor core reads 2:4 in it (docs/gpu.md). Between the layers activations keep
             the model's own type, float32 or bfloat16; a graph of 16 tokens or more hands bfloat16 on, but for float32
             and int4. torch's dtypes of these names are taken too.
-        memory: "fast" keeps the weight in every layout that gains at least 5 % at some token count, which may be more
-            bytes than dense; "small" keeps packed weights alone, in one layout, also where dense would be faster.
+        memory: "fast" plans a layout for every range of token counts where it gains at least 5 %, keeps those that the
+            example reads, and makes another when a call wants it; where that takes more bytes than dense, the log says
+            so first. "small" keeps packed weights alone, in one layout, also where dense would be faster.
         tokens: Token counts to measure besides the example's.
         group: For int4: inputs that share a scale, 32, 64 (default) or 128.
         symmetric: For int4: False adds zero points; default True.
@@ -192,7 +194,11 @@ def _as_a_whole(
 
 
 def with_plan(fast: nn.Module, plan: Plan, computing: Computing) -> nn.Module:
-    """Note on a model what it was compiled with, and put the plan on it unless its class has something of that name."""
+    """Note on a model what it was compiled with, and put the plan on it unless its class has something of that name.
+
+    Layouts that the example does not read are given up first: a call that wants one makes it.
+    """
+    plan = keep_what_runs(fast, plan) if computing.device == "cpu" else plan
     mark_compiled(fast, Compilation.of(fast, plan, computing))
     watch(fast)
     if hasattr(fast, "plan"):

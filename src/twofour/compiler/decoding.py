@@ -122,14 +122,13 @@ def _require_graphs(model: Any) -> None:
 
 def _taken(fast: nn.Module, decoding: Decoding) -> str:
     """Let decoding be the forward of a model, and `generate` go over it; return what the plan says of that."""
-    added, left = bytes_beside(fast, decoding), left_out(fast)
+    left = left_out(fast)
     decoding.inner = fast.__dict__.get("forward")
     object.__setattr__(fast, "forward", decoding)
     if not left:
         how = (refused_crossed, CrossBehind) if _crosses(fast) else (refused, Behind)
         object.__setattr__(fast, "generate", Generation(fast, *how))
-    whose = LEFT % left if left else SERVED
-    return f"{f'; its graphs keep {added / 1e6:.2f} MB of weights besides those above' if added else ''}; {whose}"
+    return f"; {LEFT % left if left else SERVED}"
 
 
 def _told(error: Exception) -> str:
@@ -252,6 +251,22 @@ def _prompt_graph(
                 raise
             prompt.masked, left = False, f"; a prompt with padding runs layer by layer: {_told(error)}"
             logger.debug("the graph of a prompt with padding failed", exc_info=error)
+
+
+def with_bytes_beside(fast: nn.Module, plan: Plan) -> Plan:
+    """Return the plan whose note on decoding says what its graphs keep besides the model's own weights."""
+    decoding = fast.__dict__.get("forward")
+    if not isinstance(decoding, Decoding):
+        return plan
+    with _own_forward(fast):
+        added = bytes_beside(fast, decoding)
+    said = f"; its graphs keep {added / 1e6:.2f} MB of weights besides those above" if added else ""
+
+    def told(note: str) -> str:
+        before, generate, whose = note.rpartition("; generate()")
+        return f"{before}{said}{generate}{whose}" if note.startswith("decoding (") else note
+
+    return replace(plan, notes=tuple(map(told, plan.notes)))
 
 
 def bytes_beside(fast: nn.Module, decoding: Decoding) -> int:

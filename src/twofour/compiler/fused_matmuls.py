@@ -36,9 +36,16 @@ HANDED = "handed"
 
 
 class ProductLayer(CompiledLinear):
-    """A compiled Linear inside a graph: named in the account by its epilogue; of a static range it reads bytes too."""
+    """A compiled Linear inside a graph: named in the account by its epilogue; of a static range it reads bytes too.
+
+    Attributes:
+        tokens: Its token count on the example, None where that is not known.
+        divided: Whether its scales are not those of its layers.
+    """
 
     by_token = True
+    tokens: int | None = None
+    divided = False
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -172,7 +179,9 @@ class _Placer:
         if first is not None and (not (self.lowered or types.whole) or self.terms.memory == "small"):
             ranged = types.quantization(first.problem.quantization)
             problem = replace(first.problem, epilogue=product.epilogue, quantization=ranged)
-            return _inside(first, problem, (first.name,))
+            made = _inside(first, problem, (first.name,))
+            made.tokens = tokens
+            return made
         if len({self.layers[source.layer].problem.quantization for source in product.sources if source.layer}) > 1:
             return None  # they take different ranges of the input
         # Joined sources become one weight, their rows one below the other, with the bias and the reason of the first
@@ -227,11 +236,11 @@ class _Placer:
         dtype = terms.computing.dtype if rounded else str(types.read).removeprefix("torch.")
         options = {"dtype": dtype, "activations": types.read}
         choice = terms.choose(name, weight, bias, tokens, self.footprint, problem, **options)
-        prepared = PreparedWeights(self.held(product, choice.layouts))
+        prepared = self.held(product, choice.layouts)
         remark = choice.dispatch.at(tokens)[0].remark(columns)
         reason = explain(choice, tokens, because, terms.memory, "in the graph", remark)
         layer = ProductLayer(name, columns, problem, choice.dispatch, prepared, bias)
-        layer.sources = tuple(source.layer for source in product.sources)
+        layer.sources, layer.tokens = tuple(source.layer for source in product.sources), tokens
         if len(parts) > 1:
             together, apart, origin = self.together_and_apart(layer, parts, tokens, types)
             joined = explain_join(together, apart) + (f" ({origin})" if origin else "")
@@ -245,12 +254,15 @@ class _Placer:
         self.plans.append(described(name, "product", (rows, columns), *given, dense_because=because))
         return layer
 
-    def held(self, product: Product, layouts: Mapping[str, Prepared]) -> list[Prepared]:
-        """Return the layouts of a product's weight, those that its one layer has already as the layer has them."""
-        source, *others = product.sources
-        layer = None if others else self.layers.get(source.layer)
+    def held(self, product: Product, layouts: Mapping[str, Prepared]) -> PreparedWeights:
+        """Return a product's weight: that of another graph with the same layers, or layouts that its one layer has."""
+        first, *others = names = tuple(source.layer for source in product.sources)
+        if others:
+            made = PreparedWeights(layouts.values())
+            return self.terms.joined.setdefault((names, made.layouts), made) if all(names) else made
+        layer = self.layers.get(first)
         known = {} if layer is None else dict(zip(layer.prepared.layouts, layer.prepared.weights, strict=True))
-        return [known.get(layout, made) for layout, made in layouts.items()]
+        return PreparedWeights(known.get(layout, made) for layout, made in layouts.items())
 
     def together_and_apart(
         self, layer: CompiledLinear, parts: Sequence[CompiledLinear], tokens: int, types: Types

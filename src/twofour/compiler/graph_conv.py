@@ -16,15 +16,20 @@ from twofour.compiler.terms import Terms
 from twofour.graph import CLOSE, Convolution, Norm
 from twofour.graph.base import place
 from twofour.kernels.conv import ConvProblem, PreparedConv
-from twofour.kernels.fold import fold_batch_norm
+from twofour.kernels.fold import batch_norm_scale, fold_batch_norm
 from twofour.packing import dense_of
 from twofour.patterns import Pattern
 
 
 class ConvLayer(CompiledConv):
-    """A compiled convolution inside a graph: named in the account by what it takes in."""
+    """A compiled convolution inside a graph: named in the account by what it takes in.
+
+    Attributes:
+        scale: float64 (out,), what a normalisation multiplied its weight by; None where none did.
+    """
 
     residual = False
+    scale: Tensor | None = None
 
     @property
     def label(self) -> str:
@@ -62,7 +67,7 @@ def place_convs(
         before, plan = layers[marked.layer], plans.get(marked.layer)
         layer, choice = _chosen_anew(_layer(module, before, marked), before.pattern, terms, footprint)
         if plan is not None and layer.prepared is not before.prepared:
-            norm = "" if marked.norm is None else "; kept again with its normalisation folded in"
+            norm = "" if marked.norm is None else "; its normalisation folded in"
             sizes = plan.bytes_before, plan.bytes_before + layer.prepared.nbytes, plan.bytes_in_file
             new = replace(plan, bytes_after=sizes[1], reason=plan.reason + norm)
             if choice is not None:
@@ -95,16 +100,17 @@ def _chosen_anew(
         return layer, None
     prepared = PreparedWeights(choice.layouts.values())
     new = ConvLayer(layer.name, layer.problem, choice.dispatch, prepared, layer.bias, layer.images, layer.dimensions)
-    new.residual = layer.residual
+    new.residual, new.scale = layer.residual, layer.scale
     return new, choice
 
 
 def _layer(module: fx.GraphModule, layer: CompiledConv, marked: Convolution) -> ConvLayer:
-    prepared, bias = layer.prepared, layer.bias
+    prepared, bias, scale = layer.prepared, layer.bias, None
     if marked.norm is not None:
         source = prepared.source()
         dense = dense_of(source)
-        weight, bias = fold_batch_norm(dense, bias, _module(module, marked.norm, len(dense)))
+        norm = _module(module, marked.norm, len(dense))
+        (weight, bias), scale = fold_batch_norm(dense, bias, norm), batch_norm_scale(norm)
         prepared = PreparedWeights(held.again(weight) for held in prepared.weights)
     left, right, above, below = marked.pad
     (top, side), (bottom, far) = layer.geometry.before, layer.geometry.after
@@ -118,7 +124,7 @@ def _layer(module: fx.GraphModule, layer: CompiledConv, marked: Convolution) -> 
         prepared = PreparedWeights(replace(one, images=one.images and images) for one in held)
     problem = replace(ConvProblem.of(geometry, marked.activation), quantization=layer.problem.quantization)
     new = ConvLayer(layer.name, problem, layer.dispatch, prepared, bias, images, layer.dimensions)
-    new.residual = marked.residual
+    new.residual, new.scale = marked.residual, scale
     return new
 
 

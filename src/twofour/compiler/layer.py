@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import Any
 
@@ -13,66 +12,14 @@ from torch._C import _is_tracing, _len_torch_dispatch_stack
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
+from twofour.compiler.prepared import PreparedWeights
 from twofour.compiler.unpacked import WeightedLayer
 from twofour.errors import KernelError
-from twofour.kernels.base import Prepared
 from twofour.kernels.dispatch import DispatchTable, read_dispatch
 from twofour.kernels.operands import require_memory
 from twofour.kernels.operator import convert, inference_only, through_packed
 from twofour.kernels.problem import Problem
 from twofour.native.surroundings import STRANGE, followed, has_tangent, unreadable
-from twofour.packing import Packed
-
-Step = tuple[Callable[[Tensor, Prepared, Tensor | None, Problem, Tensor | None], Tensor], Prepared, bool]
-"""A kernel's `run`, the weight in its layout, and whether it takes contiguous inputs of more than two axes."""
-
-
-class PreparedWeights:
-    """A weight in each layout a dispatch table needs; immutable, so copies of a model share it.
-
-    Attributes:
-        weights: The weight in each layout.
-        layouts: Their names.
-        tensors: All their tensors in one list, as a registered operator takes them.
-    """
-
-    def __init__(self, weights: Iterable[Prepared]) -> None:
-        self.weights = tuple(weights)
-        self.layouts = tuple(weight.kernel.layout for weight in self.weights)
-        self.tensors = [tensor for weight in self.weights for tensor in weight.tensors]
-        self.steps: dict[str, tuple[tuple[int, ...], tuple[Step, ...]]] = {}
-
-    def bound(self, dispatch: str) -> tuple[tuple[int, ...], tuple[Step, ...]]:
-        """Return the dispatch table's limits, and each step's kernel call with its weight; looked up once per table."""
-        if dispatch not in self.steps:
-            found = read_dispatch(dispatch)
-            calls = tuple((kernel.run, self.weights[layout], kernel.any_axes) for kernel, layout in found.steps)
-            self.steps[dispatch] = (found.limits, calls)
-        return self.steps[dispatch]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> PreparedWeights:
-        return self
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return PreparedWeights, (self.weights,)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all layouts, and of what stands beside them."""
-        return sum(weight.nbytes for weight in self.weights)
-
-    def source(self) -> Packed | Tensor:
-        """Return the weight in its canonical packed form, or dense (out, in) where no layout is packed."""
-        return _sparse_first([weight.restore() for weight in self.weights])
-
-    def stored(self) -> Packed | Tensor:
-        """Return the weight as a file holds it: as `source` does, a dense one of int8 packed in whole numbers."""
-        return _sparse_first([weight.stored() for weight in self.weights])
-
-
-def _sparse_first(weights: Sequence[Packed | Tensor]) -> Packed | Tensor:
-    """Return the weight that leaves out its zeros, where one does: it is the model's, and others are copies of it."""
-    return next((one for one in weights if isinstance(one, Packed) and one.header.sparse), weights[0])
 
 
 class MeasuredLayer(WeightedLayer):
@@ -98,7 +45,7 @@ class MeasuredLayer(WeightedLayer):
         self.problem = problem
         self.prepared = prepared
         self.dispatch_text = dispatch.to_text()
-        self.placed = prepared.tensors[0].device
+        self.placed = prepared.device
         kept = None if bias is None else nn.Parameter(bias.detach().float().clone(), requires_grad=False)
         self.register_parameter("bias", kept)
 

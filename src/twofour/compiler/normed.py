@@ -135,7 +135,7 @@ def factor_of(layer: ProductLayer, tokens: int, dtype: torch.dtype) -> Factor | 
     kernel, layout = layer.dispatch.at(tokens)
     if not isinstance(kernel, Kernel) or kernel.native_product is None or dtype not in kernel.reads:
         return None
-    return Factor(kernel, layer.prepared.weights[layout], layer.bias, layer.out_features)
+    return Factor(kernel, layer.prepared.at(layout), layer.bias, layer.out_features)
 
 
 def norms_into_products(module: fx.GraphModule) -> int:

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from twofour.compiler.choose import Choice, Times
+from twofour.compiler.choose import Choice
 from twofour.compiler.graph_report import GraphReport
+from twofour.compiler.layouts import Times
 from twofour.errors import CompileError
 from twofour.graph import EXACT, Calls
 from twofour.graph.plot import draw
@@ -149,6 +150,10 @@ class Plan:
     def bytes_in_file(self) -> int:
         """Bytes of these weights as `twofour.save` writes them."""
         return sum(layer.bytes_in_file for layer in self.layers)
+
+    def with_note(self, *notes: str) -> Plan:
+        """Return the plan with more sentences behind it."""
+        return replace(self, notes=(*self.notes, *notes))
 
     @property
     def calls(self) -> Calls | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from twofour.compiler.choose import WORTH_A_COPY, Choice
+from twofour.compiler.choose import Choice
+from twofour.compiler.layouts import WORTH_A_COPY
 
 AS_FLOATS = "a file holds it as float32"
 """Of a layer that computes in whole numbers and runs dense."""

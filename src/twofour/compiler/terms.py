@@ -11,6 +11,7 @@ from torch import Tensor
 
 from twofour.compiler.choose import Choice, choose
 from twofour.compiler.computing import Computing
+from twofour.compiler.prepared import PreparedWeights
 from twofour.errors import TwofourError
 from twofour.graph import EXACT
 from twofour.kernels import rows
@@ -51,6 +52,11 @@ class Terms:
         """The times that everything in this compilation is chosen by."""
         names, settings = [kernel.name for kernel in rows()], {"fresh": self.fresh, "effort": self.effort}
         return Cache.for_this_machine(names, self.computing.device, given=self.given, **settings)
+
+    @cached_property
+    def joined(self) -> dict[tuple[tuple[str, ...], tuple[str, ...]], PreparedWeights]:
+        """Weights of joined layers by their names and layouts: several graphs of one model share them."""
+        return {}
 
     def choose(
         self,

@@ -37,11 +37,19 @@ def fold_batch_norm(
             wanted="running statistics over the same channels",
             remedy="leave the normalisation where it is, or build it with track_running_stats=True",
         )
-    scale = torch.rsqrt(variance.double() + norm.eps)
-    gamma, beta = (cast("Tensor | None", parameter) for parameter in (norm.weight, norm.bias))  # affine=False has none
-    scale = scale if gamma is None else scale * gamma.detach().double()
+    scale, beta = batch_norm_scale(norm), cast("Tensor | None", norm.bias)
     shift = -mean.double() if bias is None else bias.detach().double() - mean.double()
     shift = scale * shift
     shift = shift if beta is None else shift + beta.detach().double()
     rows = scale.view(-1, *[1] * (weight.ndim - 1))
     return (rows * weight.detach().double()).to(weight.dtype), shift.to(weight.dtype)
+
+
+def batch_norm_scale(norm: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) -> Tensor:
+    """Return gamma / sqrt(running variance + eps), float64 (channels,), of a normalisation with running statistics."""
+    variance, gamma = (
+        cast("Tensor | None", held) for held in (norm.running_var, norm.weight)
+    )  # affine=False: no gamma
+    assert variance is not None
+    scale = torch.rsqrt(variance.double() + norm.eps)
+    return scale if gamma is None else scale * gamma.detach().double()

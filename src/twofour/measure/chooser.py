@@ -20,7 +20,7 @@ from twofour.measure.timing import Candidate, compare
 
 SURE = 0.05
 """How much slower than the fastest, judged by half of the rounds, the fastest of the other half may be before more
-rounds are made: as much as a further copy of a weight must save (`choose.WORTH_A_COPY`)."""
+rounds are made: as much as a further copy of a weight must save (`layouts.WORTH_A_COPY`)."""
 
 
 def clock() -> str:

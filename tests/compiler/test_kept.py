@@ -1,0 +1,158 @@
+"""What stays in memory of a compiled model's weights, and that what was given up comes back to the bit."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import twofour
+from tests.compiler.test_graph import Encoder, whole
+from tests.turns import in_turn
+from twofour.compiler.compile import with_plan
+from twofour.compiler.kept import keep_what_runs
+from twofour.compiler.layer import CompiledLinear
+from twofour.compiler.layouts import few_layouts
+from twofour.compiler.plan import Plan
+from twofour.compiler.prepared import Ledger, PreparedWeights, RowsOf
+from twofour.compiler.unfolded import _packed, _unpacked
+from twofour.kernels import find
+from twofour.kernels.dense_matmul import ONEDNN, PLAIN
+from twofour.packing import Packed, dense_of, pack
+
+EXAMPLE = (torch.randint(0, 50, (2, 16)), torch.ones(2, 16))
+
+
+def linears(fast: nn.Module) -> dict[str, CompiledLinear]:
+    return {name: module for name, module in fast.named_modules() if isinstance(module, CompiledLinear)}
+
+
+def same(one: Packed | torch.Tensor, other: Packed | torch.Tensor) -> bool:
+    return type(one) is type(other) and torch.equal(dense_of(one), dense_of(other))
+
+
+@in_turn(
+    ("dtype", "kind"),
+    [(dtype, kind) for dtype in ("float32", "bfloat16", "int8", "int4") for kind in ("dense", "2:4")],
+)
+def test_a_weight_is_kept_once_and_comes_back_to_the_bit(dtype: str, kind: str) -> None:
+    model = Encoder().eval()
+    model = twofour.prune(model, "2:4", criterion="magnitude") if kind == "2:4" else model
+    before: dict[str, Packed | torch.Tensor] = {}
+
+    def noting(fast: nn.Module, plan: Plan) -> Plan:
+        before.update({name: layer.prepared.stored() for name, layer in linears(fast).items()})
+        return keep_what_runs(fast, plan)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys.modules[with_plan.__module__], "keep_what_runs", noting)
+        fast = whole(model, EXAMPLE, dtype=dtype)
+    own = linears(fast)
+    given_up = {name for name, layer in own.items() if not layer.prepared.nbytes}
+    assert given_up, "products of a graph have the rows of their layers"
+    for name, layer in own.items():
+        assert same(layer.prepared.stored(), before[name]), name
+    assert any("are made when a call first wants them" in note for note in fast.plan.notes)
+    with torch.inference_mode():
+        want, found = model(*EXAMPLE), type(fast).forward(fast, *EXAMPLE)
+    torch.testing.assert_close(found, want, atol=1e-4 if dtype == "float32" else 0.5, rtol=0.1)
+    assert all(own[name].prepared.nbytes for name in given_up)
+
+
+def test_float32_takes_no_more_than_dense_and_says_when_it_will(caplog: pytest.LogCaptureFixture) -> None:
+    for kind in ("dense", "2:4"):
+        model = Encoder().eval()
+        fast = whole(twofour.prune(model, "2:4") if kind == "2:4" else model, EXAMPLE)
+        heads = 64 * 2 * len(fast.plan.layers)
+        assert fast.plan.bytes_after <= fast.plan.bytes_before + heads, kind
+    ledger = Ledger(dense=1000, kept=900)
+    with caplog.at_level(logging.WARNING, logger="twofour.compiler"):
+        ledger.add(50)
+        assert not [record for record in caplog.records if "forms" in record.getMessage()]
+        ledger.add(100 << 20)
+        ledger.add(100)
+    (record,) = (record for record in caplog.records if "forms" in record.getMessage())
+    assert 'memory="small"' in record.getMessage()
+
+
+def test_a_model_that_keeps_more_than_dense_says_so_first(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("twofour.compiler.prepared.too_many", lambda kept, dense: True)
+    with caplog.at_level(logging.WARNING, logger="twofour.compiler"):
+        fast = twofour.compile(nn.Sequential(nn.Linear(64, 64), nn.ReLU()).eval(), torch.randn(8, 64), progress=False)
+    said = 'for speed some are kept in several forms; memory="small" keeps one of each'
+    assert any(said in record.getMessage() for record in caplog.records)
+    assert said in str(fast.plan)
+
+
+def test_a_dense_layout_of_float32_is_kept_alone() -> None:
+    rows, panels = "nm_matmul_2x4_f32_rows__scalar", "nm_matmul_2x4_f32_panels__scalar"
+    sparse = [find(rows), find(panels)]
+    dense = {1: {PLAIN.name: 1.0, ONEDNN.name: 2.0}, 64: {PLAIN.name: 8.0, ONEDNN.name: 5.0}}
+    dense[8] = {PLAIN.name: 2.0, ONEDNN.name: 2.0}
+    assert len(few_layouts([PLAIN, ONEDNN], dense).names) == 2
+    assert few_layouts([PLAIN, ONEDNN], dense, 64, once=True).names == (ONEDNN.name,)
+    assert few_layouts([PLAIN, ONEDNN], dense, 1, once=True).names == (PLAIN.name,)
+    both = {1: {rows: 1.0, panels: 2.0}, 64: {rows: 9.0, panels: 4.0}}
+    assert few_layouts(sparse, both, 64, once=True).names == (rows, panels), (
+        "two of 2:4 are little more than one of dense"
+    )
+
+
+def test_a_layout_is_made_by_the_first_call_that_wants_it_and_travels() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(64, 64)
+    packed = pack(weight * twofour.patterns.parse("2:4").project(weight, absolute=True), "2:4")
+    rows, panels = (find(f"nm_matmul_2x4_f32_{name}__scalar") for name in ("rows", "panels"))
+    held = PreparedWeights([rows.prepare(packed), panels.prepare(packed)])
+    whole_bytes, want = held.nbytes, held.source()
+    held.keep({1})
+    assert held.nbytes < whole_bytes and same(held.source(), want)
+    again = pickle.loads(pickle.dumps(held))
+    assert again.nbytes == held.nbytes and copy.deepcopy(held) is held
+    for one in (held, again):
+        one.ledger = Ledger(10 * whole_bytes, one.nbytes)
+        assert one.layout(rows.layout) is None
+        made = one.at(0)
+        assert one.at(0) is made and one.nbytes == whole_bytes == one.ledger.kept
+        assert torch.equal(made.tensor, rows.prepare(packed).tensor)
+        assert len(one.tensors) == 2
+    part = PreparedWeights([rows.prepare(pack(dense_of(packed)[16:48].contiguous(), "2:4"))])
+    stored = part.stored()
+    part.keep((), RowsOf(held, 16, 48))
+    assert part.nbytes == 0 and same(part.stored(), stored) and same(part.source(), stored)
+
+
+def test_torch_compile_makes_what_was_given_up() -> None:
+    model = twofour.prune(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64)).eval(), "2:4")
+    x = torch.randn(128, 64)
+    fast = twofour.compile(model, x, graph=False, progress=False)
+    for layer in linears(fast).values():
+        layer.prepared.at(layer.prepared.first())
+        layer.prepared.keep({layer.prepared.first()})
+    outer = torch.compile(fast, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        torch.testing.assert_close(outer(x), model(x), atol=1e-4, rtol=1e-4)
+
+
+def test_saved_and_loaded_it_is_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = twofour.prune(Encoder().eval(), "2:4")
+    fast = whole(model, EXAMPLE)
+    twofour.save(fast, tmp_path / "model.safetensors")
+    loaded = twofour.load(tmp_path / "model.safetensors", model)
+    for name, layer in linears(loaded).items():
+        assert torch.equal(dense_of(layer.prepared.source()), model.get_submodule(name).weight), name
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded(*EXAMPLE), model(*EXAMPLE), atol=1e-4, rtol=1e-4)
+
+
+def test_two_bits_a_number() -> None:
+    codes = torch.randint(0, 3, (1001,))
+    assert torch.equal(_unpacked(_packed(codes), 1001), codes.int()) and len(_packed(codes)) == 251
