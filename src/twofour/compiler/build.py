@@ -37,6 +37,7 @@ def build(
     terms: Terms,
     *,
     recurrent: Mapping[str, RecurrentWeights] | None = None,
+    tables: Mapping[str, nn.Module] | None = None,
     left: Sequence[LayerPlan] = (),
     progress: Progress | None = None,
 ) -> tuple[nn.Module, Plan]:
@@ -52,19 +53,19 @@ def build(
         counts: Token counts of an example, by layer.
         terms: What holds for every layer.
         recurrent: Recurrent layers by name.
+        tables: Embeddings whose tables are kept in another type, by name.
         left: Plan entries of layers that stay as they are.
         progress: See `compile`.
     """
-    recurrent = recurrent or {}
+    recurrent, tell = recurrent or {}, progress or (lambda *_: None)
     chooser = _Chooser(terms, sum(entry.nbytes for entry in (*weights.values(), *recurrent.values())))
     seen: set[object] = set()
     for done, (name, entry) in enumerate(weights.items()):
-        if progress is not None:
-            progress(done, len(weights) + len(recurrent), name)
+        tell(done, len(weights) + len(recurrent), name)
         chooser.measure(entry, counts.get(name), seen)
         native.release_free_memory()
     terms.cache.save()
-    replacements: dict[str, nn.Module] = {}
+    replacements = dict(tables or {})
     plans: dict[str, LayerPlan] = {}
     shared: dict[object, PreparedWeights] = {}
     for name, entry in weights.items():
@@ -72,8 +73,7 @@ def build(
         replacements |= {} if layer is None else {name: layer}
         native.release_free_memory()
     for done, (name, layer) in enumerate(recurrent.items()):
-        if progress is not None:
-            progress(len(weights) + done, len(weights) + len(recurrent), name)
+        tell(len(weights) + done, len(weights) + len(recurrent), name)
         made, plans[name] = choose_recurrent(layer, terms, chooser.footprint)
         replacements |= {} if made is None else {name: made}
     fast = copy_with(model, replacements)

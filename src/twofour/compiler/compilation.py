@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from twofour.compiler.choose import DEFAULT_TOKENS
 from twofour.compiler.computing import Computing
 from twofour.compiler.conv import CompiledConv
+from twofour.compiler.embeddings import KINDS
 from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.plan import Plan
 from twofour.errors import CompileError, FormatError, KernelError, cut
@@ -56,6 +57,7 @@ class Compilation:
         in_order: Whether convolutions answer in the memory order of their input, which the model asks for.
         answers: Least and greatest of each output of layers whose answers attention reads as bytes: float32
             (2, out), little-endian, as base64.
+        embeddings: What tables of embeddings are kept in, "" where they are as the model has them.
     """
 
     computing: Computing | None = None
@@ -71,6 +73,7 @@ class Compilation:
     steps: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     in_order: bool = False
     answers: Mapping[str, str] = field(default_factory=dict)
+    embeddings: str = ""
 
     @classmethod
     def of(cls, fast: nn.Module, plan: Plan, computing: Computing) -> Compilation:
@@ -95,6 +98,7 @@ class Compilation:
             dict(plan.steps),
             any(module.in_order for _, module in layers if isinstance(module, CompiledConv)),
             _answers(layers) if plan.account is not None and plan.account.engine == "graph" else {},
+            plan.embeddings,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -114,6 +118,7 @@ class Compilation:
             "graph": dict(self.graph or {}),
             "order": "input" if self.in_order else "",
             "answers": dict(self.answers),
+            "embeddings": self.embeddings,
         }
         return settings | {key: value for key, value in more.items() if value}
 
@@ -143,6 +148,7 @@ class Compilation:
             {name: (n[0], n[1]) for name, n in _entries(settings, "steps") if _are_sizes(n, 2)},
             settings.get("order") == "input",
             {name: text for name, text in _entries(settings, "answers") if isinstance(text, str)},
+            found if (found := settings.get("embeddings")) in KINDS else "",
         )
 
 

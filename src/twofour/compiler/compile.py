@@ -24,6 +24,7 @@ from twofour.compiler.compilation import Compilation
 from twofour.compiler.computing import Computing, dtype_name
 from twofour.compiler.conv import images_of
 from twofour.compiler.decoding import with_decoding
+from twofour.compiler.embeddings import Tables, kind_of_tables
 from twofour.compiler.foreign import watch
 from twofour.compiler.graph import NATIVE, require_graph
 from twofour.compiler.inductor import fastest_engine
@@ -76,6 +77,7 @@ def compile(
     group: int | None = None,
     symmetric: bool | None = None,
     data: Iterable[Any] | None = None,
+    embeddings: str | torch.dtype | None = None,
     graph: bool | str = "auto",
     rules: str = EXACT,
     effort: str = "full",
@@ -105,6 +107,8 @@ def compile(
         symmetric: For int4: False adds zero points; default True.
         data: For int8: inputs, or pairs (input, target), from which each layer's input range is taken once. Without
             data every token gets its own range while the model runs.
+        embeddings: "bfloat16" or "int8" keeps tables of nn.Embedding so, in int8 with a scale of each row; what they
+            answer stays in the model's type. The plan says the bytes, and what it moves. None leaves them as they are.
         graph: "auto" captures the whole model on the example, where there is one, and runs it as one rewritten graph
             where that can be done and is faster: linear layers with what follows them, attention and normalisation
             become single calls. The plan accounts for the time per operator; calls the graph does not hold for run
@@ -140,11 +144,11 @@ def compile(
         tokens = GPU_TOKENS if tokens is DEFAULT_TOKENS else tokens
     how = EFFORTS[effort]
     counts = QUICK_TOKENS if how is QUICK and tokens is DEFAULT_TOKENS else tokens
-    given = _examined(example, data, computing.dtype)
+    given, kind = _examined(example, data, computing.dtype), kind_of_tables(embeddings)
     terms = Terms(computing, memory, tuple(counts), rules=rules, native=graph == NATIVE, effort=how)
     with calls.evaluating(model), calls.keeping_buffers(model), torch.no_grad(), measuring(how), stages(progress) as at:
-        fast, layers, reference = _layer_by_layer(model, given, data, terms, at)
-        layers = replace(layers, notes=() if how is FULL else (unmeasured(how, tokens, layers.layers),))
+        fast, layers, reference = _layer_by_layer(model, given, data, terms, kind, at)
+        layers = layers if how is FULL else layers.with_note(unmeasured(how, tokens, layers.layers))
         if given is None:
             plan = without_example(layers, graph)
         else:
@@ -158,7 +162,7 @@ def compile(
 
 
 def _layer_by_layer(
-    model: nn.Module, example: Example | None, data: Iterable[Any] | None, terms: Terms, at: Stages
+    model: nn.Module, example: Example | None, data: Iterable[Any] | None, terms: Terms, kind: str, at: Stages
 ) -> tuple[nn.Module, Plan, list[Any]]:
     """Return the model with its layers on their fastest kernels, the plan, and the leaves of what the model answers."""
     computing = terms.computing
@@ -168,9 +172,14 @@ def _layer_by_layer(
     weights = _ranged(model, dict(replaceable(model, computing, images)), data)
     recurrent = dict(recurrent_layers(model, computing, ran))
     left = left_alone(model, computing, {**weights, **recurrent})
-    fast, layers = build(model, weights, counts, terms, recurrent=recurrent, left=left, progress=at.layer)
+    tables = Tables.of(model, kind, weights)
+    others = {"recurrent": recurrent, "tables": tables.made, "left": left}
+    fast, layers = build(model, weights, counts, terms, **others, progress=at.layer)
     layers = run_low_bits(fast, layers, counts, terms, images)
     require_runs(fast, example)
+    if kind:
+        moved = "" if example is None else tables.moved(fast, model, lambda: calls.output_leaves(example.run(fast)))
+        layers = replace(layers, embeddings=kind).with_note(tables.said + moved)
     return fast, layers, reference
 
 
@@ -317,7 +326,7 @@ def _verified(
             logger.warning("outputs that are whole numbers differ from the model's in %s", plan.dtype)
         found, reference = ([pair[side] for pair in pairs if is_real(pair[1])] for side in (0, 1))
     error = distance(found, reference)
-    largest = _largest_error(plan.dtype, example, fast, model, error)
+    largest = _largest_error(plan, example, fast, model, error)
     if error > largest and plan.account is not None and fast.__dict__.pop("forward", None) is not None:
         reason = f"the {plan.account.engine} has a relative error of {error:.1e} on the example, please report it"
         logger.warning("each layer is compiled by itself: %s", reason)
@@ -344,10 +353,11 @@ def _verified(
     return replace(plan, error=error)
 
 
-def _largest_error(dtype: str, example: Example, fast: nn.Module, model: nn.Module, error: float) -> float:
+def _largest_error(plan: Plan, example: Example, fast: nn.Module, model: nn.Module, error: float) -> float:
     """Return the error beyond which something is broken; what float noise costs by codes that tip is on top."""
-    halves = dtype == "float32" and has_halves((*example.leaves, *fast.parameters()))
-    largest = LARGEST_ERRORS.get("bfloat16" if halves else dtype, sys.float_info.max)
+    halves = plan.dtype == "float32" and has_halves((*example.leaves, *fast.parameters()))
+    types = "bfloat16" if halves else plan.dtype, plan.embeddings or plan.dtype
+    largest = max(LARGEST_ERRORS.get(one, sys.float_info.max) for one in types)
     if error <= largest:
         return largest
     with calls.without_fast_paths():

@@ -82,6 +82,7 @@ class Plan:
         symmetric: Whether int4 has no zero points.
         ranges: Of int8, what its inputs are rounded by: "a range of each token" or "static ranges of the data", in
             how many layers where that is not all; "" of another type.
+        embeddings: What tables of embeddings are kept in, "" where they are as the model has them.
         counts: Tokens that each compiled Linear saw in the example; empty without one.
         images: Images, height and width that each convolution of low bits saw in the example.
         steps: Steps and sequences that each recurrent layer saw in the example; empty without one.
@@ -105,6 +106,7 @@ class Plan:
     group: int = 64
     symmetric: bool = True
     ranges: str = ""
+    embeddings: str = ""
     counts: Mapping[str, int] = field(default_factory=dict)
     images: Mapping[str, Images] = field(default_factory=dict)
     steps: Mapping[str, tuple[int, int]] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from twofour.compiler.compilation import Compilation
 from twofour.compiler.compile import with_plan
 from twofour.compiler.computing import Computing
 from twofour.compiler.conv import answer_in_order
+from twofour.compiler.embeddings import CompiledEmbedding, Tables
 from twofour.compiler.graph import NATIVE
 from twofour.compiler.low_bits import run_low_bits
 from twofour.compiler.recurrent import RecurrentLayer
@@ -34,7 +35,7 @@ from twofour.packing import Packed, dense_of
 from twofour.packing.encodings import Bits
 from twofour.patterns import Pattern, parse
 
-COMPILED = (CompiledLinear, CompiledConv, RecurrentLayer)
+COMPILED = (CompiledLinear, CompiledConv, RecurrentLayer, CompiledEmbedding)
 
 WEIGHT = "a sparse weight of the file"
 
@@ -163,13 +164,14 @@ def fill_compiled(
     allowance = Allowance()
     terms = _terms(model, said, memory, tokens or affordable(said.tokens, model, allowance), measure)
     terms = replace(terms, native=graph == NATIVE)
-    kept = said.kept_dense
     layers = FileLayers(stored, patterns, model, said, terms.computing, allowance)
     weights = dict(layers.weights())
     counts = dict(layers.counts(weights))
     recurrent = dict(layers.recurrent())
-    left = left_alone(model, terms.computing, {**weights, **recurrent}, kept)
-    fast, plan = build(model, weights, counts, terms, recurrent=recurrent, left=left)
+    left = left_alone(model, terms.computing, {**weights, **recurrent}, said.kept_dense)
+    tables = Tables.of(model, said.embeddings, weights, stored)
+    fast, plan = build(model, weights, counts, terms, recurrent=recurrent, tables=tables.made, left=left)
+    plan = replace(plan, embeddings=tables.kind, notes=(*plan.notes, *filter(None, [tables.said])))
     if said.in_order:
         answer_in_order(fast)
     compiled = {name for name, module in fast.named_modules(remove_duplicate=False) if isinstance(module, COMPILED)}
@@ -183,7 +185,7 @@ def fill_compiled(
     fast = fast.eval().requires_grad_(False)
     require_codes(path, fast, contents)
     seen = dict(layers.low_bits_counts(fast)), terms, dict(layers.low_bits_images(fast))
-    plan = run_low_bits(fast, replace(plan, kept_dense=kept), *seen)
+    plan = run_low_bits(fast, replace(plan, kept_dense=said.kept_dense), *seen)
     plan = choose_engine(fast, replace(plan, graph=said.graph), example, terms, graph)
     return with_plan(fast, concluded(plan, terms), terms.computing)
 

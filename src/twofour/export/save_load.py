@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from twofour import masks, native
 from twofour.compiler import CompiledConv, CompiledLinear
 from twofour.compiler.compilation import compilation_of
+from twofour.compiler.embeddings import CompiledEmbedding
 from twofour.compiler.graph import require_graph
 from twofour.compiler.recurrent import RecurrentLayer
 from twofour.compiler.replaceable import require_memory_mode, require_no_autocast, require_tokens
@@ -239,7 +240,7 @@ def _add_compiled(
 def _compiled_weights(model: nn.Module) -> Iterator[tuple[str, WeightedLayer]]:
     """Yield the weights of compiled layers by their names in the model that was compiled."""
     for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, CompiledLinear | CompiledConv):
+        if isinstance(module, CompiledLinear | CompiledConv | CompiledEmbedding):
             yield f"{name}.weight".lstrip("."), module
         elif isinstance(module, RecurrentLayer):
             for part, held in module.held.items():

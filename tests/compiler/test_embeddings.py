@@ -1,0 +1,108 @@
+"""Tables of embeddings in fewer bits: what they answer, what the plan says, and that files hold them."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import twofour
+from tests.compiler.small import quick
+from tests.graph.small import Encoder
+from tests.turns import in_turn
+from twofour.compiler.embeddings import CompiledEmbedding
+from twofour.errors import CompileError
+from twofour.packing import Packed
+
+IDS = torch.randint(0, 50, (2, 16), generator=torch.Generator().manual_seed(0))
+EXAMPLE = IDS, torch.ones(2, 16)
+
+
+class Tied(nn.Module):
+    """A table, a layer, a head that is the table, and a table of another class."""
+
+    class Scaled(nn.Embedding):
+        def forward(self, input: Tensor) -> Tensor:
+            return 2 * super().forward(input)
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.places = nn.Embedding(50, 64), Tied.Scaled(50, 64)
+        self.body, self.head = nn.Linear(64, 64), nn.Linear(64, 50, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.body(self.words(ids) + self.places(ids)))
+
+
+def tables(model: nn.Module) -> list[CompiledEmbedding]:
+    return [module for module in model.modules() if isinstance(module, CompiledEmbedding)]
+
+
+@in_turn(("kind", "dtype"), [(kind, dtype) for kind in ("bfloat16", "int8") for dtype in ("float32", "int8")])
+def test_tables_take_fewer_bytes_in_memory_and_in_files(kind: str, dtype: str, tmp_path_factory: Any) -> None:
+    model = Encoder().eval()
+    before = copy.deepcopy(model.state_dict())
+    fast = quick(model, EXAMPLE, dtype=dtype, embeddings=kind)
+    (table, *_), own = tables(fast), [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    assert len(tables(fast)) == len(own)
+    assert table.rows.dtype is {"bfloat16": torch.bfloat16, "int8": torch.int8}[kind]
+    (said,) = (note for note in fast.plan.notes if note.startswith(f"embeddings in {kind}"))
+    assert "their rows off by up to" in said and "moves the answer on the example by" in said
+    assert fast.plan.embeddings == kind and fast.plan.error < 0.2
+    found, want = table(IDS), own[0](IDS)
+    assert found.dtype is torch.float32 and (found - want).norm() < 2e-2 * want.norm()
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+    path: Path = tmp_path_factory.mktemp("tables") / "model.safetensors"
+    twofour.save(fast, path)
+    held = twofour.export.read(path)
+    stored = {**held.plain, **held.packed}[next(n for n, m in model.named_modules() if m is own[0]) + ".weight"]
+    assert isinstance(stored, Packed) is (kind == "int8") and stored.nbytes < own[0].weight.nbytes / 1.9
+    loaded = twofour.load(path, model)
+    with torch.inference_mode():
+        assert torch.equal(loaded(*EXAMPLE), fast(*EXAMPLE))
+        other = copy.deepcopy(fast)
+        assert torch.equal(other(*EXAMPLE), fast(*EXAMPLE))
+    assert loaded.plan.embeddings == kind and len(tables(loaded)) == len(own)
+
+
+def test_a_tied_head_keeps_its_weight_and_tables_of_other_classes_stay() -> None:
+    model = Tied().eval()
+    fast = quick(model, IDS, embeddings="int8")
+    assert isinstance(fast.words, CompiledEmbedding) or "`head` reads it too" in str(fast.plan)
+    assert type(fast.places) is Tied.Scaled and "Scaled may look its rows up" in str(fast.plan)
+    assert fast.words.weight.shape == (50, 64) and fast.words.weight.dtype is torch.float32
+    with torch.inference_mode():
+        assert (fast(IDS) - model(IDS)).norm() < 3e-2 * model(IDS).norm()
+
+
+def test_what_cannot_be_is_refused_by_name() -> None:
+    with pytest.raises(CompileError, match=r"(?s)type of embeddings.*'int4'.*\"bfloat16\" or \"int8\""):
+        quick(Tied().eval(), IDS, embeddings="int4")
+    with pytest.raises(CompileError, match=r'embeddings="int8" needs an embedding'):
+        quick(nn.Sequential(nn.Linear(64, 64)).eval(), torch.randn(2, 64), embeddings="int8")
+    assert quick(Tied().eval(), IDS, embeddings=torch.bfloat16).plan.embeddings == "bfloat16"
+    renormed = nn.Sequential(nn.Embedding(50, 64, max_norm=1.0), nn.Linear(64, 64)).eval()
+    fast = quick(renormed, IDS, embeddings="int8")
+    assert "max_norm changes its rows" in str(fast.plan) and type(fast[0]) is nn.Embedding
+
+
+def test_generate_with_a_tied_head() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=96, n_positions=64, n_embd=64, n_layer=2, n_head=4, eos_token_id=None)
+    model = GPT2LMHeadModel(config).eval()
+    ids = torch.randint(96, (1, 9))
+    fast = quick(model, {"input_ids": ids}, embeddings="int8")
+    assert len(tables(fast)) == 2
+    with torch.inference_mode():
+        answer = fast.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)
+        logits, want = (one(ids, use_cache=False).logits for one in (fast, model))
+    assert answer.shape == (1, 15) and (logits - want).norm() < 3e-2 * want.norm()
