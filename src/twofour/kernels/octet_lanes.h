@@ -28,8 +28,8 @@ struct OctetLanes : WholeLanes {
     TWOFOUR_VNNI("vpdpbusd", sum, _mm512_shuffle_epi8(x, w.control), w.values);
     return sum;
   }
-  // Eight octets of each of eight tokens, `stride` bytes apart, to [octet][token][8].
-  static TWOFOUR_INLINE void turn_octets(const uint8_t* from, int64_t stride, uint8_t* to) {
+  // Eight octets of each of eight tokens, `stride` bytes apart, to [octet][token][8], octets `apart` bytes apart.
+  static TWOFOUR_INLINE void turn_octets(const uint8_t* from, int64_t stride, uint8_t* to, int64_t apart) {
     ints two[8], four[8];  // of two tokens every second octet, of four tokens every fourth
     TWOFOUR_UNROLL
     for (int t = 0; t < 8; t += 2) {
@@ -47,8 +47,8 @@ struct OctetLanes : WholeLanes {
       TWOFOUR_UNROLL
       for (int i = 0; i < 2; i++) {
         const ints a = four[4 * odd + i], b = four[4 * odd + i + 2];
-        _mm512_storeu_si512(to + (2 * i + odd) * 64, _mm512_shuffle_i64x2(a, b, 0x88));
-        _mm512_storeu_si512(to + (2 * i + odd + 4) * 64, _mm512_shuffle_i64x2(a, b, 0xdd));
+        _mm512_storeu_si512(to + (2 * i + odd) * apart, _mm512_shuffle_i64x2(a, b, 0x88));
+        _mm512_storeu_si512(to + (2 * i + odd + 4) * apart, _mm512_shuffle_i64x2(a, b, 0xdd));
       }
     }
   }

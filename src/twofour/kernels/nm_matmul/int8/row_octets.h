@@ -22,16 +22,25 @@ using FetchOctets = FetchNearAndFar<2048>;  // as f32/row_blocks.h
 constexpr int64_t kOctetPass = 512 * 1024;  // bytes of activations per pass over the weights: half of a small L2
 constexpr int64_t kOctetWeights = 1024 * 1024;    // weights up to this size are read once per piece of tokens instead
 
+// Tokens of a piece, at most. Of more than kRowTokens the halves of a unit go one after the other: 16 sums of one vector of rows
+// take a load of weights for 16 pairs, and their indices are masked once for these.
+template <class V>
+constexpr int kOctetTokens = V::width == 16 ? 16 : kRowTokens<V>;
+
 inline int64_t size_of(Type type) { return type == Type::f32 ? 4 : type == Type::bf16 ? 2 : 1; }
 
-// The answers of 32 rows are two lines in each of T tokens, far apart: without this, many tokens wait for them (512
-// tokens of 3072 x 768: 614 against 691 GOP/s).
-template <int T>
+// The answers of 32 rows are two lines in each of T tokens, far apart, and so is what is added to them: without this, many
+// tokens wait for them (512 tokens of 3072 x 768: 614 against 691 GOP/s).
+template <class V, int T>
 TWOFOUR_INLINE void expect_answers(const Matmul& a, int64_t first, int64_t row) {
   const int64_t size = size_of(a.y_type);
   for (int t = 0; t < T; t++) {
     const char* y = static_cast<const char*>(a.y) + ((first + t) * a.y_stride + row) * size;
     for (int64_t at = 0; at < 2 * kRowUnit * size; at += 64) __builtin_prefetch(y + at, 1);
+    if (a.epilogue.combine == Combine::none || T <= kRowTokens<V>) continue;
+    const int64_t each = a.y_type == Type::bf16 ? 2 : 4;
+    const char* other = static_cast<const char*>(a.epilogue.other) + ((first + t) * a.epilogue.other_stride + row) * each;
+    for (int64_t at = 0; at < 2 * kRowUnit * each; at += 64) __builtin_prefetch(other + at);
   }
 }
 
@@ -57,7 +66,8 @@ TWOFOUR_INLINE void octet_unit(const WindowCall& a, const uint8_t* unit, const u
     for (int s = 0; s < strips; s++)
       add_octets<V, T, Halves / strips, Sets>(
           unit + s * kOctetHalfBytes, [&](int t, int o) TWOFOUR_INLINED { return x + (o * T + t) * 8; },
-          [](const uint8_t* line) TWOFOUR_INLINED { Fetch::template fetch<V>(line, 0); }, acc[s]);
+          [](const uint8_t* line) TWOFOUR_INLINED { if constexpr (T <= kRowTokens<V>) Fetch::template fetch<V>(line, 0); },
+          acc[s]);
   }
   alignas(64) int32_t sums[strips * vectors * T * V::width];
   TWOFOUR_UNROLL
@@ -77,8 +87,8 @@ TWOFOUR_INLINE void octet_unit(const WindowCall& a, const uint8_t* unit, const u
 template <class V, class Fetch, int T>
 TWOFOUR_NOINLINE void octet_rows(const WindowCall& a, const uint8_t* unit, const uint8_t* x, const Range* ranges,
                                  int64_t first, int64_t row) {
-  constexpr int Halves = Fetch::in_order ? 2 : kRowHalves<V>;
-  expect_answers<T>(a, first, row);
+  constexpr int Halves = T > kRowTokens<V> ? 1 : Fetch::in_order ? 2 : kRowHalves<V>;
+  expect_answers<V, T>(a, first, row);
   for (int h = 0; h < 2; h += Halves)
     octet_unit<V, Fetch, T, Halves>(a, unit + h * kOctetHalfBytes, x, ranges, first, row + h * kRowUnit);
 }
@@ -91,35 +101,41 @@ void octet_rows_of(int64_t tokens, const WindowCall& a, const uint8_t* unit, con
   if constexpr (T > 1) octet_rows_of<V, Fetch, T - 1>(tokens, a, unit, x, ranges, first, row);
 }
 
-// Passes of tokens whose activations fit kOctetPass; each pass in pieces of nearly equal size, at most kRowTokens<V>.
+// Passes of tokens whose activations fit kOctetPass; each pass in pieces of nearly equal size, at most kOctetTokens<V>.
 template <class V>
 struct OctetPlan {
   int64_t tokens, row_bytes, per_pass;
 
   explicit OctetPlan(const Matmul& a) : tokens(a.tokens), row_bytes(octet_tiles(a) * kRowTile) {
-    const int64_t fit = kOctetPass / row_bytes / kRowTokens<V> * kRowTokens<V>;
-    per_pass = least(fit > 0 ? fit : kRowTokens<V>, tokens);
+    const int64_t fit = kOctetPass / row_bytes / kOctetTokens<V> * kOctetTokens<V>;
+    per_pass = least(fit > 0 ? fit : kOctetTokens<V>, tokens);
   }
   int64_t range_bytes() const { return (tokens * static_cast<int64_t>(sizeof(Range)) + 63) / 64 * 64; }
   int64_t bytes() const { return range_bytes() + per_pass * row_bytes; }
 };
+
+// Bytes [begin, end) of a unit, into L2.
+inline void fetch_part(const uint8_t* unit, int64_t begin, int64_t end) {
+  for (int64_t at = begin; at < end; at += 64) __builtin_prefetch(unit + at, 0, 2);
+}
 
 // Piece p of `pieces` that share `count` tokens: its first token and, by the next piece's, its size.
 inline int64_t piece_first(int64_t p, int64_t pieces, int64_t count) {
   return p * (count / pieces) + least(p, count % pieces);
 }
 
-// What a row of taps reads of eight windows whose pixels are equally far apart, as within a row of the answer: in registers.
-// False where they are not, or that is not to be had.
+// What a row of taps reads of eight windows of `tokens` whose pixels are equally far apart, as within a row of the answer: in
+// registers. False where they are not, or that is not to be had.
 template <class V>
-TWOFOUR_INLINE bool turn_windows(const ByteWindows& w, const WindowAt* at, int64_t row, int64_t tokens, uint8_t* to) {
+TWOFOUR_INLINE bool turn_windows(const ByteWindows& w, const WindowAt* at, int64_t row, uint8_t* to, int64_t tokens) {
   if constexpr (V::width == 16) {
-    if (tokens != 8 || w.channels % 64 != 0) return false;
+    if (w.channels % 64 != 0) return false;
     const uint8_t* from[8];
     for (int t = 0; t < 8; t++)
       if ((from[t] = at[t].row(row)) == nullptr || (t > 1 && from[t] - from[t - 1] != from[1] - from[0])) return false;
     const int64_t inputs = w.width.taps * w.channels, first = row * inputs;
-    for (int64_t i = 0; i < inputs; i += 64) V::turn_octets(from[0] + i, from[1] - from[0], to + (first + i) * 8);
+    for (int64_t i = 0; i < inputs; i += 64)
+      V::turn_octets(from[0] + i, from[1] - from[0], to + (first + i) * tokens, tokens * 8);
     return true;
   }
   return false;
@@ -128,15 +144,17 @@ TWOFOUR_INLINE bool turn_windows(const ByteWindows& w, const WindowAt* at, int64
 // Windows [first, first + tokens) as copy_octets has rows.
 template <class V>
 TWOFOUR_NOINLINE void copy_windows(const ByteWindows& w, int64_t first, int64_t tokens, uint8_t* to, Range* ranges) {
-  WindowAt at[kRowTokens<V>], next(w, first);
+  WindowAt at[kOctetTokens<V>], next(w, first);
   for (int64_t t = 0; t < tokens; t++, next.next()) {
     at[t] = next;
     ranges[t] = next.range();
   }
-  for (int64_t r = 0; r < w.height.taps; r++) {
-    if (!turn_windows<V>(w, at, r, tokens, to))
-      for (int64_t t = 0; t < tokens; t++) copy_taps(w, at[t], r, to + t * 8, tokens * 8);
-  }
+  for (int64_t r = 0; r < w.height.taps; r++)
+    for (int64_t t0 = 0; t0 < tokens; t0 += 8) {
+      const int64_t end = least(t0 + 8, tokens);
+      if (end - t0 == 8 && turn_windows<V>(w, at + t0, r, to + t0 * 8, tokens)) continue;
+      for (int64_t t = t0; t < end; t++) copy_taps(w, at[t], r, to + t * 8, tokens * 8);
+    }
 }
 
 // Tokens [first, first + tokens) as whole numbers, [octet][token][8], and their ranges.
@@ -145,17 +163,21 @@ inline void copy_octets(const WindowCall& a, int64_t first, int64_t tokens, uint
   if (a.windows != nullptr) return copy_windows<V>(*a.windows, first, tokens, to, ranges);
   const bool bytes = a.x_type != Type::f32 && a.x_type != Type::bf16;
   const int64_t here = inputs_in_x(a);
-  int64_t k = 0;
+  int64_t turned = 0, k = 0;  // tokens in eights, of which inputs below k are there
   if constexpr (V::width == 16)
-    if (bytes && tokens == 8) {
+    if (bytes) {
       const auto* from = static_cast<const uint8_t*>(a.x) + first * a.x_stride;
-      for (; k + 64 <= here; k += 64) V::turn_octets(from + k, a.x_stride, to + k * tokens);
+      for (turned = tokens / 8 * 8; turned > 0 && k + 64 <= here; k += 64)
+        for (int64_t t = 0; t < turned; t += 8)
+          V::turn_octets(from + t * a.x_stride + k, a.x_stride, to + k * tokens + t * 8, tokens * 8);
     }
   Matmul rest = a;  // the inputs of x from k on
-  rest.in_features = here - k;
-  if (bytes) rest.x = static_cast<const uint8_t*>(a.x) + k;
-  for (int64_t t = 0; t < tokens; t++)
-    ranges[t] = copy_token<V>(rest, first + t, to + k * tokens + t * 8, tokens * 8);
+  for (int64_t t = 0; t < tokens; t++) {
+    const int64_t begin = t < turned ? k : 0;
+    rest.in_features = here - begin;
+    if (bytes) rest.x = static_cast<const uint8_t*>(a.x) + begin;
+    ranges[t] = copy_token<V>(rest, first + t, to + begin * tokens + t * 8, tokens * 8);
+  }
   if (a.more == nullptr) return;
   rest.x = a.more, rest.x_stride = a.more_stride, rest.in_features = a.in_features - here;
   for (int64_t t = 0; t < tokens; t++) {  // in the range of the whole token
@@ -185,7 +207,7 @@ void row_octets(const Matmul& given, const Windows* windows = nullptr) {
     team.share(twofour::int8_padded_rows(a.out_features) / (2 * kRowUnit), 1, &u0, &u1);
     for (int64_t pass = 0; pass < a.tokens; pass += plan.per_pass) {
       const int64_t count = least(plan.per_pass, a.tokens - pass);
-      const int64_t pieces = (count + kRowTokens<V> - 1) / kRowTokens<V>;
+      const int64_t pieces = (count + kOctetTokens<V> - 1) / kOctetTokens<V>;
       if (pass > 0) team.barrier();  // the last pass is still being read
       for (int64_t p = team.me; p < pieces; p += team.size) {
         const int64_t first = piece_first(p, pieces, count), tokens = piece_first(p + 1, pieces, count) - first;
@@ -194,10 +216,17 @@ void row_octets(const Matmul& given, const Windows* windows = nullptr) {
       team.barrier();
       const auto product = [&](int64_t u, int64_t p) {
         const int64_t first = piece_first(p, pieces, count), tokens = piece_first(p + 1, pieces, count) - first;
-        octet_rows_of<V, Fetch, kRowTokens<V>>(tokens, a, units + u * unit_bytes, x + first * plan.row_bytes, ranges,
+        octet_rows_of<V, Fetch, kOctetTokens<V>>(tokens, a, units + u * unit_bytes, x + first * plan.row_bytes, ranges,
                                         pass + first, u * 2 * kRowUnit);
       };
-      if ((u1 - u0) * unit_bytes <= kOctetWeights) {  // they stay in L2, and whole rows of y are written in order
+      if (count > pieces * kRowTokens<V>) {  // each unit passes all pieces, and a part of the next one is fetched with each
+        const int64_t part = round_up(ceil_div(unit_bytes, pieces), 64);
+        for (int64_t u = u0; u < u1; u++)
+          for (int64_t p = 0; p < pieces; p++) {
+            if (u + 1 < u1) fetch_part(units + (u + 1) * unit_bytes, p * part, least((p + 1) * part, unit_bytes));
+            product(u, p);
+          }
+      } else if ((u1 - u0) * unit_bytes <= kOctetWeights) {  // they stay in L2, and whole rows of y are written in order
         for (int64_t p = 0; p < pieces; p++)
           for (int64_t u = u0; u < u1; u++) product(u, p);
       } else {
