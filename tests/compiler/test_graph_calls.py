@@ -167,8 +167,28 @@ def test_calls_that_lie_alike_are_bound_once_and_others_looked_at(monkeypatch: p
         fast.eval()
         fast.up.register_forward_hook(lambda *_: None)
         assert not _served(fast, monkeypatch, a=a, b=b)
-    with pytest.raises(KernelError, match="inference"):
-        quick(model, (a, b))(a.clone().requires_grad_(), b)
+
+
+def test_calls_outside_of_no_grad_are_bound_once_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(64, 64)
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return torch.relu(self.up(a)) - b
+
+    model = twofour.prune(Two().eval(), "2:4")
+    a, b = torch.randn(2, 5, 64).unbind()
+    fast = quick(model, (a, b))
+    bound: list[int] = []
+    monkeypatch.setattr(whole_model, "bind", lambda *given: bound.append(1) or bind(*given))
+    assert torch.is_grad_enabled() and all(_served(fast, monkeypatch, a=a, b=b) for _ in range(3)) and len(bound) <= 1
+    for given in ({"a": a.clone().requires_grad_(), "b": b}, {"a": a, "b": b.clone().requires_grad_()}):
+        with pytest.raises(KernelError, match="inference"):
+            fast(**given)
+        with torch.no_grad():
+            assert _served(fast, monkeypatch, **given)
 
 
 def test_hooks_that_transformers_leaves_behind_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,7 @@ class WholeModel:
         values = [*args, *kwargs.values()]
         like = None if own or self.written else _lie(values, len(args), tuple(kwargs))
         order = self._served.get(like) if like is not None else None
-        if order is not None and not torch.is_grad_enabled():
+        if order is not None and not (torch.is_grad_enabled() and any(value.requires_grad for value in values)):
             try:
                 return self.outputs.value(self.run([values[place] for place in order]))
             except KernelError as error:
