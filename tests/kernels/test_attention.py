@@ -95,6 +95,24 @@ def test_one_hidden_key_is_hidden(isa: str, hidden: tuple[int, ...] | None) -> N
 
 
 @in_turn("dtype", [torch.float32, torch.bfloat16])
+@in_turn("cached", [69, 20, 70])
+def test_one_query_reads_no_hidden_end_of_its_cache(isa: str, dtype: torch.dtype, cached: int) -> None:
+    """Memory before and behind the keys of a sequence is not read; a hole between them is hidden as elsewhere."""
+    q, k, v = (t.to(dtype) for t in operands(4, 2, 2, 1, 70, 64, 48))
+    mask = torch.ones(4, 1, 1, 70, dtype=torch.bool)
+    mask[0, ..., 15:cached] = mask[1, ..., :7] = mask[1, ..., 12:cached] = mask[2, ..., 5] = False
+    mask[3, ..., :cached] = False
+    want = reference(q.double(), k.double(), v.double(), mask, unseen=0.0)
+    k, v = k.clone(), v.clone()
+    for tensor in (k, v):
+        tensor[0, :, 15:cached] = tensor[1, :, :7] = tensor[1, :, 12:cached] = torch.nan
+    added = (k[:, :, cached:], v[:, :, cached:]) if cached < 70 else (None, None)
+    got = attention(q, k[:, :, :cached], v[:, :, :cached], mask, k_added=added[0], v_added=added[1])
+    bound = 3e-6 if dtype is torch.float32 else 1e-2
+    torch.testing.assert_close(got.double(), want, atol=bound, rtol=bound)
+
+
+@in_turn("dtype", [torch.float32, torch.bfloat16])
 @in_turn("apart", [False, True])
 def test_columns_of_products(isa: str, dtype: torch.dtype, apart: bool) -> None:
     heads, key_heads, width = 4, 2, 24
