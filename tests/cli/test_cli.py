@@ -134,6 +134,8 @@ def test_advise_measures_each_layer(run):
     assert all(row["dense_ms"] > 0 and row["sparse_ms"] > 0 for row in advice["rows"])
     assert advice["machine"]["cpu"]
     assert run("advise", "zoo_cli:small", "--batch", "1,zero").exit_code == 2
+    low = run("advise", "zoo_cli:small", "--batch", "1", "--width", "w4a8", "--group", "32")
+    assert low.exit_code == 0 and "w4a8 g32" in low.stdout
 
 
 def test_kernels_lists_every_row(run, monkeypatch):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import twofour
-from twofour.errors import QuantizationError
+from twofour.errors import CompileError, QuantizationError
 from twofour.kernels.bits_matmul import bits_rows
 
 
@@ -67,3 +67,28 @@ def test_widths_that_differ_by_layer_are_added_up_and_one_width_is_a_text() -> N
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).eval()
     advice = twofour.advise(twofour.quantize(model, "w2", "a2", ends=8), patterns="2:4", widths="w4a8", tokens=(2,))
     assert "w2a2" in str(advice) and {"w2a2", "w8a8", "w4a8"} <= {row.pattern for row in advice.rows}
+
+
+def test_groups_are_asked_for_beside_the_layers_own() -> None:
+    model = twofour.quantize(made(), "w4", "a8", group=64, ends=None, skip="2")
+    advice = twofour.advise(model, patterns="2:4", widths=["w4a8", "w2a8"], group=32, tokens=(2,))
+    rows = advice.of("0", 2)
+    assert {"int8", "w4a8", "w4a8 g32", "w2a8 g32"} == set(rows)
+    assert [name for name, row in rows.items() if row.own] == ["w4a8"]
+    uneven = twofour.advise(nn.Linear(48, 16), patterns="2:4", widths="w4a8", group=32, tokens=(2,))
+    assert ("weight", "w4a8 g32: 32 does not divide its 48 inputs") in uneven.skipped
+    with pytest.raises(CompileError, match="group of low bits is no number"):
+        twofour.advise(made(), widths="w4a8", group=0)
+    with pytest.raises(CompileError, match="`group` means nothing in float32"):
+        twofour.advise(made(), group=32)
+
+
+def test_a_mix_of_widths_is_added_up_as_it_is() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).eval()
+    advice = twofour.advise(twofour.quantize(model, "w2", "a2", ends=8), patterns="2:4", tokens=(2,))
+    own = {row.layer: row for row in advice.rows if row.own}
+    assert {name: row.pattern for name, row in own.items()} == {"0": "w8a8", "2": "w2a2", "4": "w8a8"}
+    dense, mix = sum(row.dense_ms for row in own.values()), sum(row.sparse_ms for row in own.values())
+    assert advice.total_of_own(2) == (dense, mix) and advice.total_of_own(3) is None
+    assert f"; the layers of low bits, each in its own: {mix:.3f} ms ({dense / mix:.2f}x)" in advice.summary(2)
+    assert "low bits" not in twofour.advise(made(), patterns="2:4", widths="w2a2", tokens=(2,)).summary(2)

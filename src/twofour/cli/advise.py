@@ -34,6 +34,9 @@ def advise(
         list[str] | None,
         typer.Option(help="Low bits to measure too, such as w2a2 or w1.58a8; may be given several times."),
     ] = None,
+    group: Annotated[
+        int | None, typer.Option(min=1, help="Inputs that share a scale in these low bits, such as 32, 64 or 128.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads; torch's default when left out.")] = None,
     json: JsonFile = None,
 ) -> None:
@@ -45,7 +48,7 @@ def advise(
     with progress(f"reading {source}"):
         model = sources.resolve(source).model()
     with progress("measuring") as advance:
-        options = {"tokens": tokens, "skip": skip or (), "widths": width or (), "progress": advance}
+        options = {"tokens": tokens, "skip": skip or (), "widths": width or (), "group": group, "progress": advance}
         advice = compiler.advise(model, patterns=pattern or PATTERNS, **options)
     show(advice)
     write(json, {"source": source, **advice.to_dict(), "machine": measure.machine()})

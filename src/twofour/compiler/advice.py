@@ -25,7 +25,8 @@ class AdviceRow:
         sparse_ms: Best time with the pattern.
         kernel: The kernel that would run.
         verdict: One sentence.
-        pattern: Text of the pattern.
+        pattern: Text of the pattern, or of widths.
+        own: Whether these are widths that the layer computes in already.
     """
 
     layer: str
@@ -36,6 +37,7 @@ class AdviceRow:
     kernel: str
     verdict: str
     pattern: str = "2:4"
+    own: bool = False
 
     @property
     def ratio(self) -> float:
@@ -52,6 +54,7 @@ class Raced(NamedTuple):
     pattern: str
     dense: tuple[str, float]
     sparse: tuple[str, float]
+    own: bool = False
 
 
 def judged(races: Sequence[Raced]) -> tuple[AdviceRow, ...]:
@@ -67,7 +70,7 @@ def judged(races: Sequence[Raced]) -> tuple[AdviceRow, ...]:
 
 
 def _row(race: Raced, dense: tuple[str, float]) -> AdviceRow:
-    layer, shape, tokens, pattern, _, sparse = race
+    layer, shape, tokens, pattern, _, sparse, own = race
     ratio = dense[1] / sparse[1]
     if ratio >= WORTH:
         verdict = f"{pattern} is {ratio:.2f}x as fast"
@@ -76,7 +79,7 @@ def _row(race: Raced, dense: tuple[str, float]) -> AdviceRow:
     else:
         verdict = f"dense stays: {pattern} would take {1 / ratio:.2f}x its time"
     kernel = min(dense, sparse, key=lambda one: one[1])[0]  # the first of equals: a tie stays dense
-    return AdviceRow(layer, shape, tokens, 1e3 * dense[1], 1e3 * sparse[1], kernel, verdict, pattern)
+    return AdviceRow(layer, shape, tokens, 1e3 * dense[1], 1e3 * sparse[1], kernel, verdict, pattern, own)
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,14 @@ class Advice:
             dense, best = dense + own, best + min([own, *chosen])
         return dense, best
 
+    def total_of_own(self, tokens: int) -> tuple[float, float] | None:
+        """Return milliseconds at `tokens` of the layers of low bits: best dense, and each in its own widths.
+
+        None where there is no such layer.
+        """
+        rows = [row for row in self.rows if row.own and row.tokens == tokens]
+        return (sum(row.dense_ms for row in rows), sum(row.sparse_ms for row in rows)) if rows else None
+
     def __str__(self) -> str:
         head = ("layer", "count", "shape", "tokens", "pattern", "dense ms", "sparse ms", "ratio", "verdict")
         cells = [
@@ -147,10 +158,11 @@ class Advice:
         dense, _ = self.total(tokens)
         found = [(pattern, self.total(tokens, pattern)[1]) for pattern in self.patterns]
         each = ", ".join(f"{pattern} {ms:.3f} ms ({dense / ms:.2f}x)" for pattern, ms in found)
-        many = "token" if tokens == 1 else "tokens"
+        many, own = "token" if tokens == 1 else "tokens", self.total_of_own(tokens)
+        mix = f"; the layers of low bits, each in its own: {own[1]:.3f} ms ({own[0] / own[1]:.2f}x)" if own else ""
         return (
             f"{tokens} {many}: these layers take {dense:.3f} ms dense, the sum of their rows; with the better of dense "
-            f"and a pattern in each: {each}"
+            f"and a pattern in each: {each}{mix}"
         )
 
     def left_dense(self) -> list[tuple[str, str, str]]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from twofour import native
 from twofour.compiler.advice import Advice, Raced, judged
-from twofour.compiler.advise_low_bits import low_bit_images, low_bit_linears, low_bit_rows, own_widths
+from twofour.compiler.advise_low_bits import low_bit_images, low_bit_linears, low_bit_rows, own_widths, require_group
 from twofour.compiler.choose import Progress, choose, require_room
 from twofour.compiler.choose_recurrent import raced_patterns
 from twofour.compiler.computing import Computing, dtype_name
@@ -51,7 +51,8 @@ def advise(
         patterns: What to measure.
         tokens: Token counts (batch times sequence length) to measure; of a recurrent layer steps of one sequence.
         dtype: Computing type, as for `compile`.
-        group: For int4, as for `compile`.
+        group: For int4, as for `compile`; with `widths`, inputs that share a scale in those, a divisor of them all.
+            Layers of low bits are measured in their own groups beside.
         skip: Layer globs to leave out.
         widths: Low bits to measure in each Linear beside the patterns: "w2a2", "w1.58a8". Layers of low bits
             (`twofour.quantize`) are measured in their own. Where any are, dense int8 is measured too, as "int8".
@@ -67,7 +68,7 @@ def advise(
     require_tokens(tokens)
     require_plain(model)
     require_cpu(model)
-    computing, parts = Computing.of(dtype_name(dtype), group=group), attention_parts(model)
+    computing, parts = _computing(dtype, group, asked), attention_parts(model)
     found = walk(model, skip=skip)
     reasons = {entry.name: _refusal(entry.module, entry.layer in parts, computing) for entry in found.weights}
     skipped = [(entry.name, entry.reason) for entry in found.skipped]
@@ -85,7 +86,7 @@ def advise(
     require_room(tokens, max(sizes))
     terms = Terms(computing, "fast", tuple(tokens))
     held = [entry.parameter.nbytes for entry in entries] + [module.weight.nbytes for module in low.values()]
-    measuring = _Measuring(chosen, terms, sum(held), skipped)
+    measuring = _Measuring(chosen, terms, sum(held), skipped, group)
     rows = judged(list(measuring.rows(layers, low, asked, progress)))
     if not rows:
         raise _nothing(skipped, computing, chosen)
@@ -109,6 +110,11 @@ def _parsed(patterns: object) -> tuple[Pattern, ...]:
 def _widths(widths: object) -> tuple[Widths, ...]:
     given = [widths] if isinstance(widths, str) or not isinstance(widths, Iterable) else widths
     return tuple(dict.fromkeys(map(Widths.parse, given)))  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _computing(dtype: str | torch.dtype, group: int | None, widths: Sequence[Widths]) -> Computing:
+    name = dtype_name(dtype)
+    return Computing.of(name, group=require_group(group, name, bool(widths)))
 
 
 def _nothing(skipped: Sequence[tuple[str, str]], computing: Computing, patterns: Sequence[Pattern]) -> CompileError:
@@ -135,12 +141,14 @@ class _Measuring:
         terms: Computing type, token counts, times known.
         footprint: Bytes of all weights.
         skipped: Filled with the weights that cannot be packed, and why.
+        group: Inputs that share a scale in widths that are asked for.
     """
 
     patterns: Sequence[Pattern]
     terms: Terms
     footprint: int
     skipped: list[tuple[str, str]]
+    group: int | None = None
 
     def rows(
         self,
@@ -166,7 +174,7 @@ class _Measuring:
                 yield from self.recurrent(layers[name]) if is_recurrent(module) else self.linear(layers[name][0])
             widths = own_widths(module, asked) if isinstance(module, nn.Linear) else ()
             if widths and isinstance(module, nn.Linear):
-                yield from low_bit_rows(name, module, widths, self.terms, self.footprint, self.skipped)
+                yield from low_bit_rows(name, module, widths, self.group, self.terms, self.footprint, self.skipped)
         if progress is not None:
             progress(count, count, "")
 

@@ -12,7 +12,7 @@ from twofour import quantization
 from twofour.compiler.advice import Raced
 from twofour.compiler.choose import Choice, choose
 from twofour.compiler.terms import Terms
-from twofour.errors import KernelError
+from twofour.errors import CompileError, KernelError
 from twofour.kernels.bits_matmul import BitWeight
 from twofour.kernels.problem import Problem
 from twofour.layers import matches
@@ -44,10 +44,29 @@ def own_widths(module: nn.Module, asked: Sequence[Widths]) -> tuple[Widths, ...]
     return tuple(dict.fromkeys((*(() if held is None else (held.widths,)), *asked)))
 
 
+def require_group(group: int | None, dtype: str, low: bool) -> int | None:
+    """Return the inputs that share a scale in a Linear's own `dtype`, None where `group` is of low bits alone.
+
+    Raises:
+        CompileError: It is no number of inputs.
+    """
+    if group is None or not low:
+        return group
+    if isinstance(group, bool) or not isinstance(group, int) or group < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise CompileError(
+            "the group of low bits is no number of inputs",
+            got=repr(group),
+            wanted="how many inputs share a scale, a divisor of them all, such as 32, 64 or 128",
+            remedy="pass group=64, or leave it out for one scale of each output",
+        )
+    return group if dtype == "int4" else None
+
+
 def low_bit_rows(
     name: str,
     module: nn.Linear,
     widths: Sequence[Widths],
+    group: int | None,
     terms: Terms,
     footprint: int,
     skipped: list[tuple[str, str]],
@@ -59,7 +78,8 @@ def low_bit_rows(
     Args:
         name: Of the layer.
         module: The layer, in floats or low bits.
-        widths: What is measured.
+        widths: What is measured; the layer's own in the groups that it has.
+        group: Inputs that share a scale in the others, None: all of an output.
         terms: Computing type of the dense product that is the base of every ratio, token counts, times known.
         footprint: Bytes of all weights.
         skipped: Filled with widths that no kernel runs here.
@@ -70,28 +90,46 @@ def low_bit_rows(
     options |= {"activations": weight.dtype}
     dense = choose(weight, bias, terms.tokens, dtype=terms.computing.dtype, **options)
     shape = (weight.shape[0], weight.shape[1])
-    others: dict[str, tuple[Tensor | BitWeight, dict[str, Any]]] = {INT8.name: (weight, {"dtype": INT8.name})}
-    for one in widths:
+    held = quantization.held_by(module)
+    found: list[tuple[str, Tensor | BitWeight, dict[str, Any], bool]] = [
+        (INT8.name, weight, {"dtype": INT8.name}, False)
+    ]
+    for one, size, shifted, own in _asked(widths, group, held):
+        what = f"{one.name} g{size}" if size and not own else one.name
+        if size and shape[1] % size:
+            skipped.append((f"{name}.weight".lstrip("."), f"{what}: {size} does not divide its {shape[1]} inputs"))
+            continue
         given: dict[str, Any] = {"dtype": one.name, "problem": Problem(len(weight), quantization=one.range())}
-        others[one.name] = (_codes(weight, one, quantization.held_by(module)), given)
-    for what, (held, given) in others.items():
+        found.append((what, _codes(weight, one, size, shifted), given, own))
+    for what, codes, given, own in found:
         try:
-            choice = choose(held, bias, terms.tokens, **options, **given)
+            choice = choose(codes, bias, terms.tokens, **options, **given)
         except KernelError as error:
             skipped.append((f"{name}.weight".lstrip("."), f"{what}: {error.what}"))
             continue
         for count in terms.tokens:
-            yield Raced(name, shape, count, what, _fastest(dense, count), _fastest(choice, count))
+            yield Raced(name, shape, count, what, _fastest(dense, count), _fastest(choice, count), own)
+
+
+def _asked(
+    widths: Sequence[Widths], group: int | None, held: LowBits | None
+) -> Iterator[tuple[Widths, int, bool, bool]]:
+    """Yield widths, groups, whether there are zero points, and whether all is the layer's own."""
+    for one in widths:
+        own = held is not None and held.widths == one
+        if own and held is not None:
+            yield one, held.group, held.shifted, True
+        if not own or group:
+            yield one, group or 0, False, False
 
 
 def _fastest(choice: Choice, count: int) -> tuple[str, float]:
     return min(choice.times[count].items(), key=lambda one: one[1])
 
 
-def _codes(weight: Tensor, widths: Widths, held: LowBits | None) -> BitWeight:
-    """Return a weight in codes, in the groups and with the zero points of its layer where the widths are its own."""
+def _codes(weight: Tensor, widths: Widths, group: int, shifted: bool) -> BitWeight:
+    """Return a weight in codes, in groups of so many inputs, 0 for none, and with zero points or without."""
     encoding = widths.weights
-    group, shifted = (held.group, held.shifted) if held is not None and held.widths == widths else (0, False)
     packed = pack(weight.float(), "dense", encoding.name, group=group or None, symmetric=not shifted)
     assert packed.scales is not None
     codes = encoding.read_codes(packed.values, weight.shape[1])
