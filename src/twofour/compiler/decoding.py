@@ -106,10 +106,12 @@ def with_decoding(fast: nn.Module, plan: Plan, example: Example, terms: Terms) -
     except Exception as error:  # a rewrite that fails on a model never seen must not cost the layers
         decoding, said = None, f"decoding runs layer by layer: {_told(error)}"
         logger.debug("the graph of a step failed", exc_info=error)
+    told = [said]
     if decoding is not None:
-        said += _taken(fast, decoding)
-    logger.log(logging.INFO if decoding is not None else logging.WARNING, "%s", said)
-    return replace(plan, notes=(*plan.notes, said))
+        told.append(_taken(fast, decoding))
+    for one in told:
+        logger.log(logging.INFO if decoding is not None else logging.WARNING, "%s", one)
+    return replace(plan, notes=(*plan.notes, *told))
 
 
 def _require_graphs(model: Any) -> None:
@@ -128,7 +130,7 @@ def _taken(fast: nn.Module, decoding: Decoding) -> str:
     if not left:
         how = (refused_crossed, CrossBehind) if _crosses(fast) else (refused, Behind)
         object.__setattr__(fast, "generate", Generation(fast, *how))
-    return f"; {LEFT % left if left else SERVED}"
+    return LEFT % left if left else SERVED
 
 
 def _told(error: Exception) -> str:
