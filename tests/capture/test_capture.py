@@ -131,3 +131,16 @@ def test_without_conditions_on_sizes_a_graph_is_for_the_examples_alone(monkeypat
     guard = Guard(graph)
     assert guard.leaves({"x": torch.randn(2, 3, 8)}) is not None
     assert guard.leaves({"x": torch.randn(5, 3, 8)}) is None
+
+
+def test_why_attempts_failed_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(forward.logger, "info", lambda text, *args: said.append(text % args))
+
+    class Asking(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ValueError(f"no such call of {len(x.shape)} axes")
+
+    with pytest.raises(CompileError):
+        capture(Asking(), {"x": torch.randn(1, 8)})
+    assert said == ["capture with any sizes failed: ValueError: no such call of 2 axes"]

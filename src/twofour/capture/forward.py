@@ -180,8 +180,9 @@ def capture(
                 return _graph(program, leaves, spec, sizes is not None, "; ".join(reasons[:1]))
             except Exception as error:  # whatever a model's own code raises under tracing
                 late |= {name} if isinstance(error, _TooLateError) else set()
-                reasons.append(_reason(error))
-                logger.info("capture with %s failed: %s: %s", name, reasons[-1], _first_line(error))
+                if (reason := _reason(error)) not in reasons:  # most attempts fail for one
+                    logger.info("capture with %s failed: %s", name, reason)
+                reasons.append(reason)
     raise CompileError(
         "the model cannot be captured as a graph",
         reasons=reasons,
