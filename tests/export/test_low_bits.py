@@ -211,3 +211,18 @@ def test_an_error_that_is_not_ours_leaves_the_layers_as_they_were(tmp_path: Path
         twofour.load(path, into, masked=True)
     assert not quantization.of(into) and type(into.fc) is nn.Linear
     assert into.state_dict().keys() == before.keys()
+
+
+def test_a_file_and_a_model_that_compute_otherwise_say_how_they_meet(tmp_path: Path) -> None:
+    low, floats = tmp_path / "low.safetensors", tmp_path / "floats.safetensors"
+    twofour.save(of_bits("w4", "a8"), low)
+    twofour.save(Net(1), floats)
+    for path, into, words in (
+        (low, of_bits("w1.58", "a2"), "leave `twofour.quantize` out"),
+        (floats, of_bits("w4", "a8"), "load the file into the model before `twofour.quantize`"),
+    ):
+        with pytest.raises(FormatError) as caught:
+            twofour.load(path, into, tokens=(2,))
+        assert words in str(caught.value.remedy) and "low bits" in str(caught.value.wanted)
+    assert quantization.of(twofour.load(low, quantization.remove(of_bits("w1.58", "a2")), masked=True))
+    assert not quantization.of(twofour.load(floats, Net(2), tokens=(2,)))

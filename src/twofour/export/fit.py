@@ -12,6 +12,7 @@ from twofour.errors import FormatError, TwofourError, cut
 from twofour.export.file import Contents
 from twofour.layers import reduction_axes
 from twofour.patterns import parse
+from twofour.quantization.carried import STEPS
 
 
 def with_ties(model: nn.Module, contents: Contents) -> Contents:
@@ -39,7 +40,8 @@ def require_fit(path: Any, model: nn.Module, contents: Contents) -> None:
     have |= {alias: have[name] for alias, name in contents.aliases.items() if name in have}
     if missing := sorted(want.keys() - have.keys()):
         got = f"{len(missing)} tensors of the model are not in the file, such as `{missing[0]}`"
-        raise misfit("model-missing", path, got)
+        step = all(name.rpartition(".")[2] in STEPS for name in missing)
+        raise misfit("model-missing", path, got, **(BEFORE_LOW_BITS if step else {}))
     if foreign := sorted(have.keys() - want.keys()):
         got = f"{len(foreign)} tensors of the file are not in the model, such as `{foreign[0]}`"
         raise misfit("model-foreign", path, got)
@@ -108,12 +110,22 @@ def _require_patterns(path: Any, contents: Contents) -> None:
             raise misfit("settings-pattern", path, got) from error
 
 
-def misfit(code: str, path: Any, got: str, what: str = "the file") -> FormatError:
+WANTED = "a file saved from a model of the same architecture"
+
+BEFORE_LOW_BITS = {
+    "wanted": "a file of a model that computes in these low bits, or one of floats and a model that does not yet",
+    "remedy": "load the file into the model before `twofour.quantize`, and quantise it then",
+}
+"""What is said of a file of floats and a model of low bits."""
+
+
+def misfit(
+    code: str,
+    path: Any,
+    got: str,
+    what: str = "the file",
+    wanted: str = WANTED,
+    remedy: str = "build the model as it was built when it was saved",
+) -> FormatError:
     """Build the error for a file, or a part of it, that is not of the model it is to fill."""
-    return FormatError(
-        f"{what} does not fit the model",
-        got=f"{path}: {got}",
-        wanted="a file saved from a model of the same architecture",
-        remedy="build the model as it was built when it was saved",
-        code=code,
-    )
+    return FormatError(f"{what} does not fit the model", got=f"{path}: {got}", wanted=wanted, remedy=remedy, code=code)

@@ -183,6 +183,13 @@ def _told(held: LowBits) -> str:
     return f"{held.widths.name}{' with ' if parts else ''}{' and '.join(parts)}"
 
 
+_IN_FLOATS = {
+    "wanted": "a model of the same architecture in floats, or in the low bits of the file",
+    "remedy": "leave `twofour.quantize` out (`quantization.remove` takes it off): the file says how its layers compute",
+}
+"""What is said of a model whose layers compute otherwise than in the file."""
+
+
 def _require_layers(path: Any, model: nn.Module, found: Mapping[str, LowBits]) -> None:
     """Refuse layers that the model has not, or that compute otherwise there.
 
@@ -195,15 +202,15 @@ def _require_layers(path: Any, model: nn.Module, found: Mapping[str, LowBits]) -
         if not isinstance(module, nn.Linear | nn.Conv2d):
             raise misfit("model-low-bits", path, f"`{cut(name, 80)}` is no Linear or Conv2d of the model")
         if name in own and own[name] != held:
-            raise misfit(
-                "model-low-bits", path, f"`{name}` is {_told(held)} in the file and {_told(own[name])} in the model"
-            )
+            got = f"`{name}` is {_told(held)} in the file and {_told(own[name])} in the model"
+            raise misfit("model-low-bits", path, got, **_IN_FLOATS)
         if held.group and (not isinstance(module, nn.Linear) or module.in_features % held.group):
             got = f"`{name}`: groups of {held.group} do not divide a Linear's inputs there"
             raise misfit("model-low-bits", path, got)
         _require_length(path, name, held, module.weight[0].numel())
     if other := sorted(own.keys() - found.keys()):
-        raise misfit("model-low-bits", path, f"`{other[0]}` computes in low bits in the model and not in the file")
+        got = f"`{other[0]}` computes in low bits in the model and not in the file"
+        raise misfit("model-low-bits", path, got, **_IN_FLOATS)
 
 
 def _held(path: Any, name: str, fields: object) -> LowBits:
