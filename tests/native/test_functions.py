@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from types import ModuleType
@@ -52,3 +53,21 @@ def test_what_an_older_extension_does_not_have_is_refused_with_the_way_out(monke
         loaded.nm_ties()
     assert "_ext.so without nm_ties\n" in str(error.value) and "make build" in str(error.value)
     assert not hasattr(loaded, "_what_tools_look_for")
+
+
+def test_a_compiled_part_that_is_older_than_its_sources_is_told_of(tmp_path: Path, caplog) -> None:
+    sources, library = tmp_path / "twofour", tmp_path / "site" / "native" / "_ext.abi3.so"
+    for path in (sources / "kernels" / "norm.cc", sources / "kernels" / "a.inc", sources / "plan.py", library):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+        os.utime(path, (100, 100))
+    os.utime(library.parent, (200, 200))
+    os.utime(sources / "plan.py", (300, 300))
+    native.tell_of_newer_sources(sources, library)
+    assert not caplog.records, "put there later than any native source changed"
+    os.utime(sources / "kernels" / "norm.cc", (300, 300))
+    os.utime(sources / "kernels" / "a.inc", (300, 300))
+    native.tell_of_newer_sources(sources, library)
+    (said,) = [record.message for record in caplog.records]
+    changed = f"{library} was built before {os.path.join('kernels', 'a.inc')} and 1 more changed; `make build`"
+    assert "the compiled part is older than its sources" in said and changed in said

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
 import torch
 
 from twofour.errors import KernelError
+
+logger = logging.getLogger("twofour.native")
+
+_COMPILED = (".cc", ".h", ".inc", ".def", ".map")
 
 
 @cache
@@ -31,9 +38,40 @@ def extension() -> ModuleType:
             wanted="twofour/native/_ext built for this system, and the package nanobind-backend beside it",
             remedy="`pip install --force-reinstall --no-deps twofour nanobind-backend`, or `make build` in a checkout",
         ) from error
+    if Path(__file__).with_name("bindings.cc").exists():  # a checkout: what is installed otherwise has no sources
+        tell_of_newer_sources(Path(__file__).parents[1], Path(str(_ext.__file__)))
     _ext.__getattr__ = _older  # asked for what the module does not have (PEP 562)
     next(source for source in thread_sources() if _ext.use_threads(source, torch._C.__file__))
     return _ext
+
+
+def tell_of_newer_sources(folder: Path, library: Path) -> None:
+    """Warn where native sources in a folder changed since a library was put where it is.
+
+    Its functions and rows may be others than the Python side asks for, and errors then speak of arguments or
+    instruction sets.
+    """
+    put = library.parent.stat().st_mtime  # a build writes there; the library's own time stays where nothing is linked
+    newer = sorted(path for path, changed in _sources(str(folder)) if changed > put)
+    if newer:
+        more = f" and {len(newer) - 1} more" if newer[1:] else ""
+        logger.warning(
+            "the compiled part is older than its sources, so that calls of it may fail or mislead: %s was built before "
+            "%s%s changed; `make build` builds it from these",
+            library,
+            os.path.relpath(newer[0], folder),
+            more,
+        )
+
+
+def _sources(folder: str) -> Iterator[tuple[str, float]]:
+    """Yield native sources in a folder and when they changed."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _sources(entry.path)
+            elif entry.name.endswith(_COMPILED):
+                yield entry.path, entry.stat().st_mtime
 
 
 def _older(name: str) -> NoReturn:
