@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tests.training.default import QUICK, quick, trained
 from tests.training.small import noisy_loader, pair_of_models, recipe
-from tests.training.test_default_recipe import QUICK, quick, trained
 from twofour import masks
 from twofour.errors import TrainingError
 from twofour.training import Taught, copies, distilled, finetune
