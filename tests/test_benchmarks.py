@@ -377,6 +377,13 @@ def test_tables_of_operations(cases):
     assert "| vgg, w1a1, 8 | 2.00 | 3.00 | 9.00 | 1.50 | 4.50 |" in shown
 
 
+def test_int8_steps_of_openvino_are_run_with_and_without_ranges_of_inputs(cases):
+    from cases import generate
+
+    assert list(generate._runtimes("int8")) == ["OpenVINO", "ONNX Runtime", generate.OPENVINO_WEIGHTS]
+    assert list(generate._runtimes("float32")) == ["OpenVINO", "ONNX Runtime"]
+
+
 def test_tables_of_models_in_use(cases):
     import use_tables as tables
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ from twofour.measure import Record
 PROMPT, NEW = 16, 32
 EAGER, INDUCTOR, LAYERS, GRAPHS = "torch eager", "torch.compile, static cache", "twofour layers", "twofour graphs"
 DENSE, STEPS = "twofour dense graphs", "twofour graphs, steps alone"
+OPENVINO_WEIGHTS = "OpenVINO, int8 weights"
+"""As OpenVINO makes decoders in int8: no ranges of inputs, which one step cannot show."""
 
 
 def gpt2(layers: int, width: int, heads: int) -> Any:
@@ -132,7 +135,7 @@ class Bench:
         elif self.inductor:
             missing[INDUCTOR] = "torch.compile is not built for int8: its quantisation moved to torchao"
         step = DecoderStep(with_linears(model), ids, new)
-        for name, build in ((OPENVINO, engines.openvino), (ORT, engines.onnxruntime)):
+        for name, build in _runtimes(dtype).items():
             try:
                 runs[name] = StepLoop(step, build, dtype, threads)
                 runs[name]()
@@ -140,6 +143,12 @@ class Bench:
                 runs.pop(name, None)
                 missing[name] = f"{type(error).__name__}: {engines.reason_of(error)}"
         return runs, missing
+
+
+def _runtimes(dtype: str) -> dict[str, Callable[..., Callable[[], Any]]]:
+    """Return the builders of what runs a step; in int8 OpenVINO with inputs calibrated on that step, and without."""
+    found: dict[str, Callable[..., Callable[[], Any]]] = {OPENVINO: engines.openvino, ORT: engines.onnxruntime}
+    return found | ({OPENVINO_WEIGHTS: partial(engines.openvino, weights=True)} if dtype == "int8" else {})
 
 
 def _run(model: Any, ids: Tensor, new: int, **options: Any) -> Callable[[], Tensor]:

@@ -10,6 +10,7 @@ import logging
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -159,6 +160,17 @@ def test_a_runtime_without_its_packages_says_what_to_install(monkeypatch: pytest
     found.add("OpenVINO, int8", build, np.zeros(3, np.float32), "int8")
     said = found.missing["OpenVINO, int8"]
     assert said.startswith("int8 of OpenVINO is made by the package nncf") and 'pip install "twofour[peers]"' in said
+
+
+def test_openvino_takes_int8_of_the_weights_alone() -> None:
+    pytest.importorskip("openvino", reason="needs the extra [peers]")
+    pytest.importorskip("nncf", reason="needs the extra [peers]")
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).eval(), torch.randn(1, 64)
+    subject: Any = SimpleNamespace(model=model, inputs=(x,))
+    run, want = engines.openvino(subject, "int8", 1, weights=True), model(x).detach().numpy()
+    error = np.linalg.norm(run() - want) / np.linalg.norm(want)
+    assert 0 < error < 0.02
 
 
 @pytest.mark.long

@@ -29,8 +29,12 @@ def _errors_alone(name: str | None) -> Iterator[None]:
         logger.setLevel(level)
 
 
-def quantize_openvino(model: Any, samples: Sequence[tuple[Tensor, ...]], dtype: str) -> Any:
-    """Return the OpenVINO model in int8 (weights and activations, calibrated) or with int4 weights, through nncf."""
+def quantize_openvino(model: Any, samples: Sequence[tuple[Tensor, ...]], dtype: str, weights: bool = False) -> Any:
+    """Return the OpenVINO model in int8 or with int4 weights, through nncf.
+
+    int8 is of weights and activations, calibrated on the samples, or of `weights` alone, as its decoders are made: then
+    it rounds activations while it runs.
+    """
     if dtype not in ("int8", "int4"):
         return model
     try:
@@ -38,13 +42,15 @@ def quantize_openvino(model: Any, samples: Sequence[tuple[Tensor, ...]], dtype: 
     except ImportError as error:
         raise ImportError(f"{dtype} of OpenVINO is made by the package nncf: {error}") from error
     with contextlib.redirect_stdout(io.StringIO()), _errors_alone("nncf"):  # without its progress bars
-        return _with_nncf(nncf, model, samples, dtype)
+        return _with_nncf(nncf, model, samples, dtype, weights)
 
 
-def _with_nncf(nncf: Any, model: Any, samples: Sequence[tuple[Tensor, ...]], dtype: str) -> Any:
+def _with_nncf(nncf: Any, model: Any, samples: Sequence[tuple[Tensor, ...]], dtype: str, weights: bool) -> Any:
     if dtype == "int4":
         mode = nncf.CompressWeightsMode.INT4_ASYM
         return nncf.compress_weights(model, mode=mode, group_size=GROUP, ratio=1.0, all_layers=True)
+    if weights:
+        return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
     arrays = [[tensor.contiguous().numpy() for tensor in inputs] for inputs in samples]
     kind = None if samples[0][0].ndim == 4 else nncf.ModelType.TRANSFORMER
     return nncf.quantize(model, nncf.Dataset(arrays), model_type=kind, subset_size=len(arrays))

@@ -64,7 +64,9 @@ def inductor(subject: Subject, dtype: str, threads: int, *, freezing: bool = Tru
     return answer
 
 
-def openvino(subject: Subject, dtype: str, threads: int, *, sparse_rate: float | None = None) -> Answer:
+def openvino(
+    subject: Subject, dtype: str, threads: int, *, sparse_rate: float | None = None, weights: bool = False
+) -> Answer:
     """OpenVINO with static shapes and the precision hint of `dtype`; it would default to bfloat16 on this hardware.
 
     Args:
@@ -72,6 +74,7 @@ def openvino(subject: Subject, dtype: str, threads: int, *, sparse_rate: float |
         dtype: int8 and int4 are quantised with nncf.
         threads: Its own threads, in one stream.
         sparse_rate: Share of zeros from which it keeps weights compressed and decompresses them while computing.
+        weights: int8 of the weights alone, without calibration.
     """
     import openvino as ov  # pyright: ignore[reportMissingImports]
 
@@ -79,7 +82,7 @@ def openvino(subject: Subject, dtype: str, threads: int, *, sparse_rate: float |
         warnings.simplefilter("ignore")
         model = ov.convert_model(subject.model, example_input=subject.inputs)
     model.reshape({index: list(tensor.shape) for index, tensor in enumerate(subject.inputs)})
-    model = quantize_openvino(model, [subject.inputs], dtype)
+    model = quantize_openvino(model, [subject.inputs], dtype, weights)
     settings: dict[str, object] = {
         "INFERENCE_PRECISION_HINT": HINTS[dtype],
         "INFERENCE_NUM_THREADS": threads,
