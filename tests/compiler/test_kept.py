@@ -26,6 +26,8 @@ from twofour.kernels import find
 from twofour.kernels.dense_matmul import ONEDNN, PLAIN
 from twofour.packing import Packed, dense_of, pack
 
+pytestmark = pytest.mark.usefixtures("no_measuring")
+
 EXAMPLE = (torch.randint(0, 50, (2, 16)), torch.ones(2, 16))
 
 
