@@ -47,6 +47,7 @@ from twofour.compiler.replaceable import (
     require_tokens,
 )
 from twofour.compiler.runs import require_runs, unfit
+from twofour.compiler.smoothing import Smoothed, looks_for_outliers, smoothed
 from twofour.compiler.stages import Stages, stages
 from twofour.compiler.terms import Terms
 from twofour.errors import CompileError, one_of
@@ -78,6 +79,7 @@ def compile(
     symmetric: bool | None = None,
     data: Iterable[Any] | None = None,
     embeddings: str | torch.dtype | None = None,
+    smooth: bool | str = "auto",
     graph: bool | str = "auto",
     rules: str = EXACT,
     effort: str = "full",
@@ -109,6 +111,9 @@ def compile(
             data every token gets its own range while the model runs.
         embeddings: "bfloat16" or "int8" keeps tables of nn.Embedding so, in int8 with a scale of each row; what they
             answer stays in the model's type. The plan says the bytes, and what it moves. None leaves them as they are.
+        smooth: For int8: whether channels that are far wider than others are smoothed before they are rounded
+            (SmoothQuant), by scales folded into the normalisation before a layer and into the layer. "auto": where
+            there are data and it lowers the error on them; the plan says where. False: never. True: data are wanted.
         graph: "auto" captures the whole model on the example, where there is one, and runs it as one rewritten graph
             where that can be done and is faster: linear layers with what follows them, attention and normalisation
             become single calls. The plan accounts for the time per operator; calls the graph does not hold for run
@@ -136,7 +141,6 @@ def compile(
         QuantizationError: A step of a layer of low bits is zero, NaN or infinite.
     """
     _require(model, memory, tokens, graph, example, rules, effort)
-    waiting.warn()
     computing = Computing.of(dtype_name(dtype), device := device_of(model), group=group, symmetric=symmetric)
     if device == "cuda":
         graph = False if graph == "auto" else graph  # planned there
@@ -147,25 +151,23 @@ def compile(
     given, kind = _examined(example, data, computing.dtype), kind_of_tables(embeddings)
     terms = Terms(computing, memory, tuple(counts), rules=rules, native=graph == NATIVE, effort=how)
     with calls.evaluating(model), calls.keeping_buffers(model), torch.no_grad(), measuring(how), stages(progress) as at:
-        fast, layers, reference = _layer_by_layer(model, given, data, terms, kind, at)
+        ready = smoothed(model, data) if looks_for_outliers(smooth, terms, data) else Smoothed(model, data)
+        fast, layers, reference = _layer_by_layer(ready, given, terms, kind, at)
         layers = layers if how is FULL else layers.with_note(unmeasured(how, tokens, layers.layers))
         if given is None:
             plan = without_example(layers, graph)
         else:
             at.whole()
-            plan = _as_a_whole(fast, layers, model, given, reference, terms, graph)
+            plan = _as_a_whole(fast, layers, ready.model, given, reference, terms, graph)
     _restore_buffers(fast, model)
-    plan = concluded(plan, terms)
-    if plan.won:
-        logger.info("%s", plan.won)
-    return with_plan(fast, plan, terms.computing)
+    return with_plan(fast, concluded(plan, terms), terms.computing)
 
 
 def _layer_by_layer(
-    model: nn.Module, example: Example | None, data: Iterable[Any] | None, terms: Terms, kind: str, at: Stages
+    ready: Smoothed, example: Example | None, terms: Terms, kind: str, at: Stages
 ) -> tuple[nn.Module, Plan, list[Any]]:
     """Return the model with its layers on their fastest kernels, the plan, and the leaves of what the model answers."""
-    computing = terms.computing
+    model, data, computing = ready.model, ready.data, terms.computing
     require_steps(model)
     counts, images, ran, reference = _observe(model, example)
     images = images if computing.dtype in CONVOLVED and computing.device == "cpu" else {}
@@ -177,6 +179,7 @@ def _layer_by_layer(
     fast, layers = build(model, weights, counts, terms, **others, progress=at.layer)
     layers = run_low_bits(fast, layers, counts, terms, images)
     require_runs(fast, example)
+    layers = layers.with_note(ready.said) if ready.said else layers
     if kind:
         moved = "" if example is None else tables.moved(fast, model, lambda: calls.output_leaves(example.run(fast)))
         layers = replace(layers, embeddings=kind).with_note(tables.said + moved)
@@ -207,6 +210,8 @@ def with_plan(fast: nn.Module, plan: Plan, computing: Computing) -> nn.Module:
 
     Layouts that the example does not read are given up first: a call that wants one makes it.
     """
+    if plan.won:
+        logger.info("%s", plan.won)
     plan = keep_what_runs(fast, plan) if computing.device == "cpu" else plan
     mark_compiled(fast, Compilation.of(fast, plan, computing))
     watch(fast)
@@ -228,6 +233,7 @@ def _require(
     require_no_autocast(model)
     require_graph(graph, example, rules)
     one_of("the effort is not known", effort, tuple(EFFORTS), CompileError)
+    waiting.warn()
 
 
 def _examined(example: Any, data: Iterable[Any] | None, dtype: str) -> Example | None:
