@@ -263,12 +263,7 @@ def with_bytes_beside(fast: nn.Module, plan: Plan) -> Plan:
     with _own_forward(fast):
         added = bytes_beside(fast, decoding)
     said = f"; its graphs keep {added / 1e6:.2f} MB of weights besides those above" if added else ""
-
-    def told(note: str) -> str:
-        before, generate, whose = note.rpartition("; generate()")
-        return f"{before}{said}{generate}{whose}" if note.startswith("decoding (") else note
-
-    return replace(plan, notes=tuple(map(told, plan.notes)))
+    return replace(plan, notes=tuple(n + said if n.startswith("decoding (") else n for n in plan.notes))
 
 
 def bytes_beside(fast: nn.Module, decoding: Decoding) -> int:
