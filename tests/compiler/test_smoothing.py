@@ -73,7 +73,7 @@ def test_the_error_falls_and_the_model_stays(norm: type[nn.Module], kind: str) -
     model = twofour.prune(model, "2:4", criterion="magnitude") if kind == "2:4" else model
     before = copy.deepcopy(model.state_dict())
     rough = quick(model, batches()[0], dtype="int8", data=batches(), smooth=False)
-    fine = quick(model, batches()[0], dtype="int8", data=batches())
+    fine = quick(model, batches()[0], dtype="int8", data=batches(), smooth=True)
     assert off(fine, model) < 0.7 * off(rough, model), "what the last layer rounds is left"
     assert behind_the_norm(fine, model) < 0.4 * behind_the_norm(rough, model)
     (said,) = (note for note in fine.plan.notes if note.startswith("outliers smoothed"))
@@ -108,22 +108,27 @@ def test_scales_follow_equation_4() -> None:
 def test_what_is_read_elsewhere_too_is_left() -> None:
     """A residual sum behind the normalisation, as BERT has it: its answer cannot be divided."""
     model = Block(nn.LayerNorm, behind=True).eval()
-    fast = quick(model, batches()[0], dtype="int8", data=batches())
+    fast = quick(model, batches()[0], dtype="int8", data=batches(), smooth=True)
     assert any("not smoothed, 1 others cannot be: their answers are read elsewhere too" in n for n in fast.plan.notes)
     level = Block(nn.LayerNorm).eval()
     nn.init.ones_(level.norm.weight)
-    notes = quick(level, batches()[0], dtype="int8", data=batches()).plan.notes
+    notes = quick(level, batches()[0], dtype="int8", data=batches(), smooth="auto").plan.notes
     assert not any(note.startswith("outliers smoothed") for note in notes), "nothing is gained"
 
 
 def test_files_hold_it(tmp_path: Path) -> None:
     model = Block(nn.LayerNorm).eval()
-    fast = quick(model, batches()[0], dtype="int8", data=batches())
+    fast = quick(model, batches()[0], dtype="int8", data=batches(), smooth=True)
     twofour.save(fast, tmp_path / "model.safetensors")
     loaded = twofour.load(tmp_path / "model.safetensors", model)
     with torch.inference_mode():
         torch.testing.assert_close(loaded(batches()[1]), fast(batches()[1]), atol=1e-3, rtol=1e-3)
     assert off(loaded, model) < 0.1
+
+
+def test_it_is_asked_for() -> None:
+    fast = quick(Block(nn.LayerNorm).eval(), batches()[0], dtype="int8", data=batches())
+    assert not any("outliers" in note for note in fast.plan.notes)
 
 
 @in_turn("options", [{"smooth": True}, {"smooth": True, "dtype": "int8"}, {"smooth": "always"}, {"smooth": 0.5}])

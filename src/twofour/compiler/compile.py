@@ -79,7 +79,7 @@ def compile(
     symmetric: bool | None = None,
     data: Iterable[Any] | None = None,
     embeddings: str | torch.dtype | None = None,
-    smooth: bool | str = "auto",
+    smooth: bool | str = False,
     graph: bool | str = "auto",
     rules: str = EXACT,
     effort: str = "full",
@@ -112,8 +112,10 @@ def compile(
         embeddings: "bfloat16" or "int8" keeps tables of nn.Embedding so, in int8 with a scale of each row; what they
             answer stays in the model's type. The plan says the bytes, and what it moves. None leaves them as they are.
         smooth: For int8: whether channels that are far wider than others are smoothed before they are rounded
-            (SmoothQuant), by scales folded into the normalisation before a layer and into the layer. "auto": where
-            there are data and it lowers the error on them; the plan says where. False: never. True: data are wanted.
+            (SmoothQuant), by scales folded into the normalisation before a layer and into the layer, where it lowers
+            the error on the data; the plan says where. True wants data, "auto" does it where there are some. False
+            (default) leaves it out: the model's own normalisations answer otherwise after it, so `data` must call it
+            in every way that it will be called.
         graph: "auto" captures the whole model on the example, where there is one, and runs it as one rewritten graph
             where that can be done and is faster: linear layers with what follows them, attention and normalisation
             become single calls. The plan accounts for the time per operator; calls the graph does not hold for run

@@ -151,7 +151,7 @@ def looks_for_outliers(smooth: object, terms: Terms, data: object) -> bool:
             "outliers cannot be smoothed so",
             got=f"smooth={smooth!r}, dtype={dtype!r}, {'no data' if data is None else 'data'}",
             wanted='"auto", True or False; True with dtype="int8" and data',
-            remedy='leave it out: with dtype="int8" and data= it is done where it lowers the error',
+            remedy='leave it out, or pass dtype="int8" and data= too: it is done where it lowers the error',
         )
     return bool(smooth) and possible
 
