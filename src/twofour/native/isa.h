@@ -38,7 +38,7 @@ inline bool has_avx_vnni() {
 // tiles are emulated (kernels/tile_unit.h) the other instructions of its kernels suffice.
 inline bool has_amx() {
 #if defined(TWOFOUR_EMULATE_TILES)
-  return CPU("avx512vbmi2");
+  return CPU("avx512vbmi2");  // BF16 and VBMI are asked of the parents
 #elif defined(__linux__)
   if (!CPU("avx512vbmi2")) return false;
   unsigned eax = 7, ebx = 0, ecx = 0, edx = 0;

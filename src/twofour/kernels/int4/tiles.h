@@ -18,8 +18,8 @@ using twofour::kInt4Rows;
 using twofour::kInt4Tile;
 
 constexpr int kTileTokens = 8;  // two planes of bytes each: the 16 rows of a tile
-constexpr int64_t kTileBytes = 1024;
-constexpr int64_t kSlotBytes = 2 * kTileBytes;  // the lines of a step; there are two, one filled, one read
+constexpr int64_t kLinesBytes = 1024;
+constexpr int64_t kSlotBytes = 2 * kLinesBytes;  // the lines of a step; there are two, one filled, one read
 
 // Tiles 0, 1: sums of both halves in even groups, 2, 3: in odd ones; 4: tokens; 5, 6: weights of both halves.
 inline TileShapes piece_shapes(int64_t tokens, int64_t inputs) {
@@ -56,14 +56,14 @@ TWOFOUR_INLINE void prefetch(const uint8_t* at) {
 }
 
 // Where things are in the workspace: one piece of tokens that all threads read, then sums and tiles of each thread.
-struct TilePlan {
+struct PiecePlan {
   int64_t inputs;  // of a tile: 64, or 32 where a group is 32
   int64_t steps, group_steps;
   int64_t totals, planes, piece_bytes;
   static constexpr int64_t kSums = kTileTokens * kInt4Rows * 4;
-  static constexpr int64_t kThreadBytes = kSums + 4 * kTileBytes + 2 * kSlotBytes;
+  static constexpr int64_t kThreadBytes = kSums + 4 * kLinesBytes + 2 * kSlotBytes;
 
-  explicit TilePlan(const Matmul& a) {
+  explicit PiecePlan(const Matmul& a) {
     inputs = a.group % 64 == 0 ? 64 : 32;
     steps = (a.in_features + inputs - 1) / inputs;
     group_steps = a.group / inputs;
@@ -74,7 +74,7 @@ struct TilePlan {
 };
 
 // q = 256 * high + low, both signed: [step][plane][token][inputs].
-inline void quantize_to_tiles(const Matmul& a, const TilePlan& plan, int64_t first, int64_t tokens, int64_t t,
+inline void quantize_to_tiles(const Matmul& a, const PiecePlan& plan, int64_t first, int64_t tokens, int64_t t,
                               uint8_t* piece) {
   const float scale = scale_of<Lanes>(a, first + t, kSignedLargest);
   reinterpret_cast<float*>(piece)[t] = scale;
@@ -130,7 +130,7 @@ inline void store_unit(const Matmul& a, const uint8_t* piece, const float* sums,
 // counted within their group: dividing their number by the group's steps cost 7 % of the time.
 template <class W, bool Zeros, int Inputs>
 struct PieceProduct {
-  const TilePlan& plan;
+  const PiecePlan& plan;
   const Int4Unit& at;
   const uint8_t* unit;
   const uint8_t* piece;
@@ -152,7 +152,7 @@ struct PieceProduct {
     for (int i = 0; i < Inputs; i += kInt4Tile, block += W::kBlockBytes) {
       TWOFOUR_UNROLL
       for (int h = 0; h < 2; h++)
-        W::expand(block + h * W::kBlockBytes / 2, zero[h], lines + to + h * kTileBytes + i * 16);
+        W::expand(block + h * W::kBlockBytes / 2, zero[h], lines + to + h * kLinesBytes + i * 16);
     }
     to ^= kSlotBytes;
     if (++expanded_steps == plan.group_steps) expanded_steps = 0, expanded_group++;
@@ -162,7 +162,7 @@ struct PieceProduct {
     const bool starts = steps == 0, ends = ++steps == plan.group_steps;
     TileUnit::load<4>(x, Inputs);
     TileUnit::load<5>(lines + from);
-    TileUnit::load<6>(lines + from + kTileBytes);
+    TileUnit::load<6>(lines + from + kLinesBytes);
     if (group % 2 == 0)
       multiply_group<W, 0>(starts, ends, whole);
     else
@@ -193,12 +193,12 @@ struct PieceProduct {
 };
 
 template <class W, bool Zeros, int Inputs>
-TWOFOUR_NOINLINE void tile_units(const Matmul& a, const TilePlan& plan, const uint8_t* piece, uint8_t* own,
+TWOFOUR_NOINLINE void tile_units(const Matmul& a, const PiecePlan& plan, const uint8_t* piece, uint8_t* own,
                                  int64_t first, int64_t tokens, int64_t u0, int64_t u1) {
   const Int4Unit at(a.in_features, a.group, Zeros, W::kBlockBytes);
   auto* sums = reinterpret_cast<float*>(own);
-  auto* whole = reinterpret_cast<int32_t*>(own + TilePlan::kSums);
-  uint8_t* lines = own + TilePlan::kSums + 4 * kTileBytes;
+  auto* whole = reinterpret_cast<int32_t*>(own + PiecePlan::kSums);
+  uint8_t* lines = own + PiecePlan::kSums + 4 * kLinesBytes;
   for (int64_t u = u0; u < u1; u++) {
     const uint8_t* weight = static_cast<const uint8_t*>(a.weight) + u * at.bytes;
     PieceProduct<W, Zeros, Inputs> unit{plan,  at,    weight, piece, tokens, sums, whole, lines, weight + at.blocks,
@@ -216,7 +216,7 @@ TWOFOUR_NOINLINE void tile_units(const Matmul& a, const TilePlan& plan, const ui
 }
 
 template <class W>
-void tile_units_of(const Matmul& a, const TilePlan& plan, const uint8_t* piece, uint8_t* own, int64_t first,
+void tile_units_of(const Matmul& a, const PiecePlan& plan, const uint8_t* piece, uint8_t* own, int64_t first,
                    int64_t tokens, int64_t u0, int64_t u1) {
   if (a.zeros && plan.inputs == 64) return tile_units<W, true, 64>(a, plan, piece, own, first, tokens, u0, u1);
   if (a.zeros) return tile_units<W, true, 32>(a, plan, piece, own, first, tokens, u0, u1);
@@ -224,16 +224,16 @@ void tile_units_of(const Matmul& a, const TilePlan& plan, const uint8_t* piece, 
   tile_units<W, false, 32>(a, plan, piece, own, first, tokens, u0, u1);
 }
 
-inline int64_t tile_product_workspace(const Matmul& a) {
-  return TilePlan(a).piece_bytes + 64 + (a.threads > 1 ? a.threads : 1) * TilePlan::kThreadBytes;
+inline int64_t piece_product_workspace(const Matmul& a) {
+  return PiecePlan(a).piece_bytes + 64 + (a.threads > 1 ? a.threads : 1) * PiecePlan::kThreadBytes;
 }
 
 template <class W>
-void tile_product(const Matmul& a) {
-  const TilePlan plan(a);
+void piece_product(const Matmul& a) {
+  const PiecePlan plan(a);
   auto* piece = static_cast<uint8_t*>(a.workspace);
   with_team(a.threads, [&](const Team& team) {
-    uint8_t* own = piece + (plan.piece_bytes + 63) / 64 * 64 + team.me * TilePlan::kThreadBytes;
+    uint8_t* own = piece + (plan.piece_bytes + 63) / 64 * 64 + team.me * PiecePlan::kThreadBytes;
     int64_t u0, u1;
     team.share((a.out_features + kInt4Rows - 1) / kInt4Rows, 1, &u0, &u1);
     for (int64_t first = 0; first < a.tokens; first += kTileTokens) {

@@ -32,7 +32,7 @@ struct Dense {
 
 namespace twofour {
 
-int64_t dense_matmul_int4_rows__amx__workspace(const Matmul& a) { return tile_product_workspace(a); }
-void dense_matmul_int4_rows__amx(const Matmul& a) { tile_product<Dense>(a); }
+int64_t dense_matmul_int4_rows__amx__workspace(const Matmul& a) { return piece_product_workspace(a); }
+void dense_matmul_int4_rows__amx(const Matmul& a) { piece_product<Dense>(a); }
 
 }  // namespace twofour

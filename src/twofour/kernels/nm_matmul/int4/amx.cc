@@ -51,7 +51,7 @@ struct Sparse {
 
 namespace twofour {
 
-int64_t nm_matmul_2x4_int4_rows__amx__workspace(const Matmul& a) { return tile_product_workspace(a); }
-void nm_matmul_2x4_int4_rows__amx(const Matmul& a) { tile_product<Sparse>(a); }
+int64_t nm_matmul_2x4_int4_rows__amx__workspace(const Matmul& a) { return piece_product_workspace(a); }
+void nm_matmul_2x4_int4_rows__amx(const Matmul& a) { piece_product<Sparse>(a); }
 
 }  // namespace twofour
