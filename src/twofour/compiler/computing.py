@@ -105,7 +105,8 @@ class Computing:
                 f"`{next(iter(given))}` means nothing in {dtype}",
                 got=", ".join(f"{name}={value!r}" for name, value in given.items()) + f", dtype={dtype!r}",
                 wanted='these options with dtype="int4" alone: int8 has one scale per output channel, floats have none',
-                remedy=f'leave {" and ".join(given)} out, or pass dtype="int4"',
+                remedy=f'leave {" and ".join(given)} out, or pass dtype="int4"; advise takes a group for low bits with '
+                'widths=["w4a8"]',
             )
         return cls(dtype, device=device, **given)
 
