@@ -153,16 +153,16 @@ def compile(
     given, kind = _examined(example, data, computing.dtype), kind_of_tables(embeddings)
     terms = Terms(computing, memory, tuple(counts), rules=rules, native=graph == NATIVE, effort=how)
     with calls.evaluating(model), calls.keeping_buffers(model), torch.no_grad(), measuring(how), stages(progress) as at:
-        ready = smoothed(model, data) if looks_for_outliers(smooth, terms, data) else Smoothed(model, data)
+        ready = smoothed(model, data, computing) if looks_for_outliers(smooth, terms, data) else Smoothed(model, data)
         fast, layers, reference = _layer_by_layer(ready, given, terms, kind, at)
         layers = layers if how is FULL else layers.with_note(unmeasured(how, tokens, layers.layers))
         if given is None:
             plan = without_example(layers, graph)
         else:
             at.whole()
-            plan = _as_a_whole(fast, layers, ready.model, given, reference, terms, graph)
+            plan = _as_a_whole(fast, layers, ready, given, reference, terms, graph)
     _restore_buffers(fast, model)
-    return with_plan(fast, concluded(plan, terms), terms.computing)
+    return with_plan(fast, concluded(ready.noted(plan), terms), terms.computing)
 
 
 def _layer_by_layer(
@@ -181,7 +181,6 @@ def _layer_by_layer(
     fast, layers = build(model, weights, counts, terms, **others, progress=at.layer)
     layers = run_low_bits(fast, layers, counts, terms, images)
     require_runs(fast, example)
-    layers = layers.with_note(ready.said) if ready.said else layers
     if kind:
         moved = "" if example is None else tables.moved(fast, model, lambda: calls.output_leaves(example.run(fast)))
         layers = replace(layers, embeddings=kind).with_note(tables.said + moved)
@@ -191,18 +190,20 @@ def _layer_by_layer(
 def _as_a_whole(
     fast: nn.Module,
     layers: Plan,
-    model: nn.Module,
+    ready: Smoothed,
     example: Example,
     reference: Sequence[Any],
     terms: Terms,
     graph: bool | str,
 ) -> Plan:
     """Give the model its fastest engine on the example, compare it with the one given, and look at decoding."""
+    model = ready.model
     plan = fastest_engine(fast, layers, example, terms, graph, model) if graph else layers
     ours = terms.memory == "fast" and terms.computing.device == "cpu" and not terms.native
     if ours and not _empty(reference):
         plan = replace(plan, rounded=bool(quantization.of(model)))
         plan = never_slower(fast, plan, replace(layers, rounded=plan.rounded), model, example.run)
+        ready.take_back(fast)
     plan = _verified(fast, plan, layers, example, reference, model)
     return with_decoding(fast, plan, example, terms) if graph and not terms.native else plan
 

@@ -9,35 +9,32 @@ by the error of what its layers answer, and s is taken only where that is less.
 from __future__ import annotations
 
 import copy
-import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain, islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from twofour import calls
 from twofour.calibration.batches import items, read
-from twofour.compiler.replaceable import is_linear
+from twofour.compiler.against_dense import Replaced
+from twofour.compiler.computing import Computing
+from twofour.compiler.norm_readers import Readers
+from twofour.compiler.plan import Plan
+from twofour.compiler.replaceable import attention_parts, is_linear, refusal
 from twofour.compiler.terms import Terms
 from twofour.errors import CompileError
 from twofour.kernels.quantization import Quantization
 from twofour.layers import is_hugging_face_conv1d
 from twofour.measure.distance import distance
 
-logger = logging.getLogger("twofour.compiler")
-
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """What is tried; 0.5 is the paper's choice for most models."""
 
 BATCHES = 16
-"""Batches that scales are taken from, the first of the data; ranges are taken from all."""
+"""Batches that errors are compared on, the first of the data; ranges are taken from all."""
 
 ROWS = 128
 """Rows of each normalisation's answer by which errors are compared, of as many batches as there are."""
@@ -62,6 +59,7 @@ class _Group:
         alpha: What was chosen, None for nothing.
         before: Relative error of the layers' answers in int8 as they are.
         after: The same with the scales of `alpha`.
+        why: What speaks against scales, "" for nothing.
     """
 
     name: str
@@ -72,29 +70,46 @@ class _Group:
     alpha: float | None = None
     before: float = 0.0
     after: float = 0.0
+    why: str = ""
 
     def weights(self) -> Tensor:
         """Return the weights of the layers (all their outputs, width)."""
         return torch.cat([_rows_of(layer).float() for layer in self.readers.values()])
 
     def scales(self, alpha: float) -> Tensor:
-        """Return s (width,) by equation 4; channels without a value or a weight keep 1."""
+        """Return s (width,) by equation 4; channels without a value or a weight keep 1.
+
+        In a model of short floats they are powers of two, by which products are exact.
+        """
         wide = self.weights().abs().amax(0)
         found = self.most.pow(alpha) / wide.pow(1 - alpha)
+        if any(part.dtype in (torch.bfloat16, torch.float16) for part in self.parameters()):
+            found = found.log2().round().exp2()  # exact in short types, which would round other scales' products
         return torch.where((self.most > 0) & (wide > 0) & torch.isfinite(found) & (found > 0), found, 1.0)
 
-    def fold(self, scales: Tensor) -> None:
-        """Divide what the normalisation answers, and multiply the columns that read it."""
-        for part in (self.norm.weight, getattr(self.norm, "bias", None)):
+    def fold(self, model: nn.Module) -> None:
+        """Divide what the normalisation of a copy of the model answers, and multiply the columns that read it."""
+        assert self.alpha is not None
+        scales = self.scales(self.alpha)
+        norm, layers = self._inside(model)
+        for part in (norm.weight, getattr(norm, "bias", None)):
             if part is not None:
                 part.div_(scales.to(part.dtype))
-        for layer in self.readers.values():
+        for layer in layers:
             layer.weight.mul_((scales[:, None] if is_hugging_face_conv1d(layer) else scales).to(layer.weight.dtype))
 
+    def unfold(self, model: nn.Module) -> None:
+        """Give a copy of the model the values back that it had."""
+        norm, layers = self._inside(model)
+        for part, value in zip(_parameters(norm, layers), self.parameters(), strict=True):
+            part.copy_(value)
+
     def parameters(self) -> list[Tensor]:
-        """Return what `fold` writes to."""
-        own = [part for part in (self.norm.weight, getattr(self.norm, "bias", None)) if part is not None]
-        return [*own, *(layer.weight for layer in self.readers.values())]
+        """Return what `fold` writes to, of the model itself."""
+        return _parameters(self.norm, self.readers.values())
+
+    def _inside(self, model: nn.Module) -> tuple[Any, list[Any]]:
+        return model.get_submodule(self.name), [model.get_submodule(name) for name in self.readers]
 
     def search(self) -> None:
         """Choose alpha by the error on the rows that were kept; none where it does not help."""
@@ -118,6 +133,11 @@ def _error(x: Tensor, w: Tensor, want: Tensor) -> float:
     return distance([(rounded * ranged.x_scale) @ ((w / step).round() * step).T], [want])
 
 
+def _parameters(norm: Any, layers: Iterable[Any]) -> list[Tensor]:
+    own = [part for part in (norm.weight, getattr(norm, "bias", None)) if part is not None]
+    return [*own, *(layer.weight for layer in layers)]
+
+
 def _rows_of(layer: Any) -> Tensor:
     weight = layer.weight.detach()
     return weight.t() if is_hugging_face_conv1d(layer) else weight
@@ -130,12 +150,36 @@ class Smoothed:
     Attributes:
         model: The one that was given, or a copy with folded scales: the same function.
         data: What can be read in place of the data that were given.
-        said: What the plan says, "" where nothing was looked at.
+        groups: What was looked at.
     """
 
     model: nn.Module
     data: Iterable[Any] | None
-    said: str = ""
+    groups: Sequence[_Group] = ()
+
+    def take_back(self, fast: nn.Module) -> None:
+        """Take scales out again, of the compiled model too, where none of the layers that read them is compiled."""
+        for group in self._folded():
+            if not any(isinstance(fast.get_submodule(name), Replaced) for name in group.readers):
+                group.unfold(self.model)
+                group.unfold(fast)
+                group.why = "the layers that read it are dense again"
+
+    def noted(self, plan: Plan) -> Plan:
+        """Return the plan with what was smoothed, and what was left and why."""
+        names = [f"`{g.name}` {g.alpha} {g.before:.1e} {g.after:.1e}" for g in self._folded()]
+        reasons = dict.fromkeys(g.why for g in self.groups if g.why)
+        left = [f"{', '.join(f'`{g.name}`' for g in self.groups if g.why == why)}: {why}" for why in reasons]
+        beside = f"left {'; '.join(left)}" if left else ""
+        if names:
+            found = f"outliers smoothed (alpha, error of their layers before and after): {', '.join(names)}"
+            return plan.with_note(f"{found}; {beside}" if beside else found)
+        if beside:
+            return plan.with_note(f"outliers: not smoothed; {beside}")
+        return plan.with_note(f"outliers: none, of {len(self.groups)} normalisations") if self.groups else plan
+
+    def _folded(self) -> list[_Group]:
+        return [group for group in self.groups if group.alpha is not None and not group.why]
 
 
 def looks_for_outliers(smooth: object, terms: Terms, data: object) -> bool:
@@ -156,92 +200,47 @@ def looks_for_outliers(smooth: object, terms: Terms, data: object) -> bool:
     return bool(smooth) and possible
 
 
-def smoothed(model: nn.Module, data: Any) -> Smoothed:
+def smoothed(model: nn.Module, data: Any, computing: Computing) -> Smoothed:
     """Return a model whose outliers are smoothed where that lowers the error of int8 on the data.
 
     Args:
         model: In evaluation mode; it stays as it is.
-        data: As for static ranges.
+        data: As for static ranges; an iterator is read once and kept.
+        computing: How the compiled layers write their weights.
     """
-    source = items(data)
-    first = list(islice(source, BATCHES))
-    again = chain(first, source)
-    if not first:
-        return Smoothed(model, again)
-    inputs = [read(model, item).inputs for item in first]
-    layers = {name: module for name, module in model.named_modules() if is_linear(module)}
-    groups, elsewhere = _groups(model, layers, inputs)
+    data = list(data) if isinstance(data, Iterator) else data
+    groups = _groups(model, data, computing)
     for group in groups:
-        group.search()
-    wanted = [group for group in groups if group.alpha is not None]
-    made, folded = _folded(model, wanted, inputs[0]) if wanted else (model, [])
-    return Smoothed(made, again, _said(folded, elsewhere + len(wanted) - len(folded), len(groups) - len(wanted)))
+        if not group.why:
+            group.search()
+    wanted = [group for group in groups if group.alpha is not None and not group.why]
+    batches = [read(model, item).inputs for item in islice(items(data), BATCHES)]
+    return Smoothed(_folded(model, wanted, batches) if wanted else model, data, groups)
 
 
-def _groups(model: nn.Module, layers: Mapping[str, Any], inputs: Sequence[Any]) -> tuple[list[_Group], int]:
-    """Return the normalisations whose answers `layers` alone read, and how many others there are that some read."""
+def _groups(model: nn.Module, data: Any, computing: Computing) -> list[_Group]:
+    """Return the normalisations whose answers layers read, each with the reason that it is left for, if any."""
     norms = {name: module for name, module in model.named_modules() if _is_norm(module)}
-    answers: dict[tuple[int, int, int], tuple[str, Tensor]] = {}
-    groups: dict[str, _Group] = {}
-    each = -(-ROWS // len(inputs))
+    readers = Readers(model, norms, {name: module for name, module in model.named_modules() if is_linear(module)})
+    most: dict[str, Tensor] = {}
+    rows: dict[str, list[Tensor]] = {}
+    each = -(-ROWS // max(1, sum(1 for _ in islice(items(data), BATCHES))))
 
-    def answered(name: str, module: nn.Module, _: Any, __: Any, y: Any) -> None:
-        if isinstance(y, Tensor) and y.numel() and y.shape[-1] == module.weight.numel():  # pyright: ignore
-            answers[_place(y)] = name, y  # kept, so that its memory is no other's
-            if name in groups:
-                groups[name].most = torch.maximum(groups[name].most, _most(y))
-                groups[name].rows.append(_some(y, each))
+    def answered(name: str, y: Tensor) -> None:
+        most[name] = torch.maximum(most[name], _most(y)) if name in most else _most(y)
+        if len(rows.setdefault(name, [])) < BATCHES:
+            rows[name].append(_some(y, each))
 
-    def reads(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        x = calls.first_input(args, kwargs)
-        found = answers.get(_place(x)) if isinstance(x, Tensor) and name in layers else None
-        if found is not None:
-            norm, y = found
-            new = _Group(norm, norms[norm], {}, _most(y), [_some(y, each)])
-            groups.setdefault(norm, new).readers[name] = module
-
-    watched = [*norms.items(), *layers.items()]
-    elsewhere = _Elsewhere(answers, {id(layer.weight) for layer in layers.values()})
-    for index, batch in enumerate(inputs):
-        hooks = partial(elsewhere.unseen, reads), partial(elsewhere.unseen, answered)
-        with calls.observing(watched, *hooks), nullcontext() if index else elsewhere:
-            calls.call(model, batch)
-        answers.clear()
-    alone = [group for name, group in groups.items() if name not in elsewhere.found]
-    return [group for group in alone if bool(torch.isfinite(group.most).all())], len(groups) - len(alone)
-
-
-class _Elsewhere(TorchFunctionMode):
-    """Notes the normalisations whose answer something computes with that is no product by a layer's weight.
-
-    Args:
-        answers: Their answers by where they lie.
-        weights: Ids of the layers' weights.
-    """
-
-    def __init__(self, answers: Mapping[tuple[int, int, int], tuple[str, Tensor]], weights: Collection[int]) -> None:
-        super().__init__()
-        self.answers, self.weights, self.found = answers, weights, set[str]()
-        self.paused = False
-
-    def unseen(self, look: Callable[..., None], *args: Any) -> None:
-        """Call what looks at answers itself."""
-        self.paused = True
-        try:
-            look(*args)
-        finally:
-            self.paused = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a function of torch, and look at what it read: views of an answer are the answer."""
-        made = func(*args, **(kwargs or {}))
-        if isinstance(made, Tensor) and self.answers and not self.paused:
-            read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-            product = any(id(leaf) in self.weights for leaf in read)
-            for name, y in () if product else filter(None, (self.answers.get(_place(leaf)) for leaf in read)):
-                if made.data_ptr() != y.data_ptr():
-                    self.found.add(name)
-        return made
+    for item in items(data):
+        readers.run(read(model, item).inputs, answered)
+    groups = [_Group(name, norms[name], layers, most[name], rows[name]) for name, layers in readers.of.items()]
+    inside = attention_parts(model)
+    for group in groups:
+        refused = ((name, refusal(layer, name in inside, computing)) for name, layer in group.readers.items())
+        dense = next((f"`{name}` stays dense: {why}" for name, why in refused if why), "")
+        finite = bool(torch.isfinite(group.most).all())
+        group.why = readers.obstacle(group.name) or dense or ("" if finite else "its answer is not finite on the data")
+    return groups
 
 
 def _is_norm(module: nn.Module) -> bool:
@@ -249,10 +248,6 @@ def _is_norm(module: nn.Module) -> bool:
     own = {name: part for name, part in module._parameters.items() if part is not None}
     flat = all(part.ndim == 1 and part.is_floating_point() for part in own.values())
     return "weight" in own and own.keys() <= {"weight", "bias"} and flat and not module._modules and not module._buffers
-
-
-def _place(x: Tensor) -> tuple[int, int, int]:
-    return x.data_ptr(), x.numel(), x.shape[-1] if x.ndim else 0
 
 
 def _most(y: Tensor) -> Tensor:
@@ -267,55 +262,28 @@ def _some(y: Tensor, count: int) -> Tensor:
     return torch.cat([rows[rows.abs().amax(1).argmax()][None], spaced])[:count].clone()
 
 
-def _folded(model: nn.Module, groups: Sequence[_Group], batch: Any) -> tuple[nn.Module, list[_Group]]:
-    """Return a copy with the scales folded in, and the groups where that leaves the model's answers as they were.
+def _folded(model: nn.Module, groups: Sequence[_Group], batches: Sequence[Any]) -> nn.Module:
+    """Return a copy with the scales folded in where that leaves the model's answers as they were; else groups say so.
 
-    Others read what such a normalisation answers too: a residual sum behind BERT's, say.
+    What a normalisation computes need not be a product with its gain: Gemma's adds one to it.
     """
     changed = {id(part) for group in groups for part in group.parameters()}
     shared = {id(p): p for p in chain(model.parameters(), model.buffers()) if id(p) not in changed}
     made = copy.deepcopy(model, dict(shared))
-    want = calls.output_leaves(calls.call(made, calls.fresh(batch)))
 
     def same() -> bool:
-        return distance(calls.output_leaves(calls.call(made, calls.fresh(batch))), want) <= SAME
+        pairs = ([calls.output_leaves(calls.call(m, calls.fresh(x))) for m in (made, model)] for x in batches)
+        return all(distance(found, want) <= SAME for found, want in pairs)
 
-    own = [_in(made, group) for group in groups]
-    held = _tried(own, same)
-    if held is None:
-        held = [group for group in own if _tried([group], same)]
-    return (made, held) if held else (model, [])
-
-
-def _in(made: nn.Module, group: _Group) -> _Group:
-    """Return a group with the modules of a copy."""
-    readers = {name: made.get_submodule(name) for name in group.readers}
-    return _Group(
-        group.name, made.get_submodule(group.name), readers, group.most, [], group.alpha, group.before, group.after
-    )
-
-
-def _tried(groups: list[_Group], same: Callable[[], bool]) -> list[_Group] | None:
-    """Fold the scales of groups; take them back and return None where that changes the model's answers."""
-    before = [(part, part.clone()) for group in groups for part in group.parameters()]
     for group in groups:
-        assert group.alpha is not None
-        group.fold(group.scales(group.alpha))
+        group.fold(made)
     if same():
-        return groups
-    for part, value in before:
-        part.copy_(value)
-    return None
-
-
-def _said(groups: Sequence[_Group], read_elsewhere: int, level: int) -> str:
-    if not groups and not read_elsewhere:
-        return f"outliers: none, of {level} normalisations" if level else ""
-    names = [f"`{g.name}` {g.alpha} {g.before:.1e} {g.after:.1e}" for g in groups]
-    beside = f"{read_elsewhere} others cannot be: their answers are read elsewhere too" if read_elsewhere else ""
-    if not names:
-        return f"outliers: not smoothed, {beside}"
-    found = ", ".join(names)
-    return f"outliers smoothed (alpha, error of their layers before and after): {found}" + (
-        f"; {beside}" if beside else ""
-    )
+        return made
+    for group in groups:
+        group.unfold(made)
+    for group in groups:
+        group.fold(made)
+        if not same():
+            group.unfold(made)
+            group.why = f"with scales the model's answers differ by more than {SAME:g}"
+    return made if any(not group.why for group in groups) else model
