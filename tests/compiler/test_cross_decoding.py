@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -133,3 +134,17 @@ def test_what_the_graph_does_not_serve_is_said(
     assert [record.message for record in caplog.records] == [
         "a call with `output_hidden_states` runs layer by layer (said once)"
     ]
+
+
+def test_a_loaded_model_says_what_brings_its_graphs(tmp_path: Path) -> None:
+    """It decoded layer by layer and had no line on that."""
+    masked, fast, given = compiled(t5)
+    twofour.save(fast, tmp_path / "m")
+    notes = twofour.load(tmp_path / "m", masked).plan.notes
+    (said,) = (note for note in notes if note.startswith("decoding runs layer by layer"))
+    assert "load(..., example=...) with `decoder_input_ids` captures them" in said
+    notes = twofour.load(tmp_path / "m", masked, example={**given, "decoder_input_ids": IDS[:, :3]}).plan.notes
+    assert any(note.startswith("decoding (") for note in notes) and any(note.startswith("generate()") for note in notes)
+    slow = copy.deepcopy(masked)
+    slow.config._attn_implementation = "eager"
+    assert any('its attention is "eager"' in note for note in twofour.load(tmp_path / "m", slow).plan.notes)

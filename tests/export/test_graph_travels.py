@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -187,6 +188,48 @@ def test_what_an_example_does_not_tell_the_code_does(tmp_path: Path) -> None:
     assert twofour.load(tmp_path / "m", Capped(6.0)).plan.account.engine == "graph"
     assert "code or settings" in why(twofour.load(tmp_path / "m", Capped(60.0)))
     assert "code or settings" in why(twofour.load(tmp_path / "m", Reflected(6.0)))
+
+
+class Configured(Capped):
+    """A forward that reads a configuration, which says its parameters' dtype where it was loaded with them."""
+
+    def __init__(self, most: float = 6.0, dtype: object = None) -> None:
+        super().__init__(most)
+        self.config = SimpleNamespace(most=most, hidden_act="gelu", dtype=dtype, name_or_path="here")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.to(x.dtype).clamp(max=self.config.most))
+
+
+def test_a_configuration_that_says_the_parameters_dtype_is_the_same(tmp_path: Path) -> None:
+    """`from_pretrained` sets it, `from_config` does not."""
+    twofour.save(
+        twofour.compile(Configured(dtype=torch.float32).eval(), torch.randn(4, 32), graph=True), tmp_path / "m"
+    )
+    same = (Configured(), Configured(dtype="float32"), Configured(dtype=torch.float32))
+    assert [twofour.load(tmp_path / "m", one).plan.account.engine for one in same] == ["graph"] * 3
+    assert "config.dtype" not in read(tmp_path / "m").settings["graph"]["settings"]
+    assert "code or settings" in why(twofour.load(tmp_path / "m", Configured(dtype="bfloat16")))
+    assert len({fingerprint(one) for one in (*same, Configured(dtype="bfloat16"), Configured(7.0))}) == 3
+
+
+def test_a_file_that_counts_the_dtype_of_a_configuration_loads_as_before(tmp_path: Path) -> None:
+    twofour.save(twofour.compile(Configured().eval(), torch.randn(4, 32), graph=True), tmp_path / "m")
+    change(tmp_path / "m", code=fingerprint(Configured(), dtypes=True), settings=None)
+    assert fingerprint(Configured()) != fingerprint(Configured(), dtypes=True)
+    assert twofour.load(tmp_path / "m", Configured()).plan.account.engine == "graph"
+
+
+def test_settings_that_differ_are_named_with_both_values(tmp_path: Path) -> None:
+    twofour.save(twofour.compile(Configured().eval(), torch.randn(4, 32), graph=True), tmp_path / "m")
+    other = Configured(60.0)
+    other.config.hidden_act, other.config.name_or_path = "relu", "there"
+    said = why(twofour.load(tmp_path / "m", other))
+    for one in ("config.most: 6.0 when compiled, 60.0 here", "config.hidden_act: 'gelu' when compiled, 'relu' here"):
+        assert one in said
+    assert "name_or_path" not in said and "there" not in said
+    change(tmp_path / "m", settings={"config.most": "\x1b[2J" + "9" * 100, "config.hidden_act": 3})
+    assert "config.most: ?[2J99" in (said := why(twofour.load(tmp_path / "m", other))) and "9" * 40 not in said
 
 
 def test_a_condition_that_divides_by_zero_does_not_hold(file: Path) -> None:

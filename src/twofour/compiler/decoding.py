@@ -82,6 +82,19 @@ def prompt_like(model: nn.Module, plan: Plan) -> Example | None:
     return Example((), {"input_ids": torch.randint(words, (1, min(count, LONGEST)), generator=draw, device="cpu")})
 
 
+def without_decoding(fast: nn.Module, plan: Plan) -> Plan:
+    """Return the plan of a model that was loaded without example or graph, with what its decoding lacks."""
+    if not _generates(fast):
+        return plan
+    try:
+        _require_graphs(fast)
+        given = "load(..., example=...)" + (" with `decoder_input_ids`" if _crosses(fast) else "")
+        said = f"the file holds none of its graphs; {given} captures them"
+    except RefusedError as error:
+        said = str(error)
+    return plan.with_note(f"decoding runs layer by layer: {said}")
+
+
 def with_decoding(fast: nn.Module, plan: Plan, example: Example, terms: Terms) -> Plan:
     """Let a decoder's calls with a cache run as graphs, where these are right and faster; returns the plan with why.
 

@@ -33,7 +33,7 @@ from twofour.compiler.whole_model import WholeModel, by_layers, hooked
 from twofour.errors import CompileError, cut
 from twofour.graph import EXACT, Executor, Program, outline, require_rules
 from twofour.graph.base import FailedRuleError
-from twofour.graph.stored import UnfitError, describe, fingerprint
+from twofour.graph.stored import UnfitError, describe, fingerprint, settings
 from twofour.measure.chooser import race
 from twofour.measure.distance import distance
 
@@ -177,7 +177,7 @@ def _described(fast: nn.Module, graph: Graph, leaves: Sequence[Any]) -> dict[str
     """Return the graph as a file has it, None where a file has no words for it."""
     held = (*fast.named_parameters(remove_duplicate=False), *fast.named_buffers(remove_duplicate=False))
     try:
-        return describe(graph, leaves, frozenset(name for name, _ in held), fingerprint(fast))
+        return describe(graph, leaves, frozenset(name for name, _ in held), fingerprint(fast), settings(fast))
     except UnfitError as error:
         logger.info("a file of this model will hold no graph: %s", error)
         return None

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten
 from twofour.calls import Example
 from twofour.capture import Graph, Structure
 from twofour.checkpoints.limits import limited
-from twofour.compiler.decoding import prompt_like, with_decoding
+from twofour.compiler.decoding import prompt_like, with_decoding, without_decoding
 from twofour.compiler.graph import kept_layers, require_graph
 from twofour.compiler.graph_report import GraphReport
 from twofour.compiler.inductor import fastest_engine
@@ -23,11 +23,11 @@ from twofour.compiler.runs import require_runs
 from twofour.compiler.terms import Terms
 from twofour.compiler.whole_model import by_layers
 from twofour.errors import cut
-from twofour.graph.stored import Rebuilt, UnfitError, fingerprint, rebuild
+from twofour.graph.stored import Rebuilt, UnfitError, differences, fingerprint, rebuild
 
 logger = logging.getLogger("twofour.export")
 
-NO_EXAMPLE = "the file holds no graph; load(..., example=...) captures the whole model again"
+NO_EXAMPLE = "the file holds no graph; load(..., example=...) looks for one again"
 
 
 def choose_engine(fast: nn.Module, plan: Plan, example: Any, terms: Terms, graph: bool | str) -> Plan:
@@ -54,7 +54,7 @@ def choose_engine(fast: nn.Module, plan: Plan, example: Any, terms: Terms, graph
             require_runs(fast, Example.of(example))
     if plan.graph is None and example is None:
         logger.info("each layer is compiled by itself: %s", NO_EXAMPLE)
-        return replace(plan, account=GraphReport("layers", NO_EXAMPLE))
+        return without_decoding(fast, replace(plan, account=GraphReport("layers", NO_EXAMPLE)))
     try:
         stored, made_up = (None, None) if plan.graph is None else _from_file(fast, plan.graph)
     except (UnfitError, ValueError, RecursionError, MemoryError) as error:
@@ -62,7 +62,7 @@ def choose_engine(fast: nn.Module, plan: Plan, example: Any, terms: Terms, graph
         if example is None:
             reason += "; load(..., example=...) captures the model again"
             logger.warning("each layer is compiled by itself: %s", reason)
-            return replace(plan, account=GraphReport("layers", reason), graph=None)
+            return without_decoding(fast, replace(plan, account=GraphReport("layers", reason), graph=None))
         logger.warning("the model is captured again: %s", reason)
         stored, made_up = None, None
     given = Example.of(example) if example is not None else made_up
@@ -79,8 +79,12 @@ def _from_file(fast: nn.Module, found: Mapping[str, Any]) -> tuple[Graph, Exampl
     """
     with limited(), torch.no_grad():
         rebuilt = rebuild(found, fast, kept_layers(fast, floats=True))
-        if found["code"] != fingerprint(fast):
-            raise UnfitError("the model's code or settings are not those of the model that was compiled")
+        if found["code"] not in (fingerprint(fast), fingerprint(fast, dtypes=True)):
+            where = differences(found.get("settings"), fast)
+            raise UnfitError(
+                "the model's code or settings are not those of the model that was compiled"
+                + (f" ({where})" if where else "")
+            )
         given = rebuilt.graph.inputs.value(rebuilt.leaves)
         return replace(rebuilt.graph, outputs=_structure(fast, rebuilt)), Example((), given)
 

@@ -5,9 +5,9 @@ weights and layers of the model and nothing else, and every size in it is comput
 tensors without values.
 """
 
-from twofour.graph.stored.code import fingerprint
+from twofour.graph.stored.code import differences, fingerprint, settings
 from twofour.graph.stored.describe import describe
 from twofour.graph.stored.rebuild import Rebuilt, rebuild
 from twofour.graph.stored.values import UnfitError
 
-__all__ = ["Rebuilt", "UnfitError", "describe", "fingerprint", "rebuild"]
+__all__ = ["Rebuilt", "UnfitError", "describe", "differences", "fingerprint", "rebuild", "settings"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,9 @@ from twofour.graph.stored.seal import sealed
 from twofour.graph.stored.values import DTYPES, UnfitError, encode, target_name
 
 
-def describe(graph: Graph, leaves: Sequence[Any], names: frozenset[str], code: str = "") -> dict[str, Any]:
+def describe(
+    graph: Graph, leaves: Sequence[Any], names: frozenset[str], code: str = "", said: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Return a graph as it was captured, before any rule has changed it.
 
     Args:
@@ -24,6 +26,7 @@ def describe(graph: Graph, leaves: Sequence[Any], names: frozenset[str], code: s
         leaves: The example, of which sizes and ranges of whole numbers are kept, not the values.
         names: Parameters and buffers of the model, which the graph may read.
         code: The `fingerprint` of the model.
+        said: Its `settings`.
 
     Raises:
         UnfitError: It calls, takes or holds something that a file has no words for.
@@ -47,6 +50,7 @@ def describe(graph: Graph, leaves: Sequence[Any], names: frozenset[str], code: s
         "nodes": nodes,
         "answer": encode(list(output.args[0]), writer.refer),
         "code": code,
+        "settings": dict(said or {}),
     }
     return sealed(parts)
 
