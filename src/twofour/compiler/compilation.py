@@ -34,6 +34,9 @@ KIND = "compiled"
 MOST_TOKENS = 1 << 20
 """A file's token counts and sizes of images stay below it."""
 
+SMOOTHED, MOST_LETTERS = "outliers smoothed", 1 << 14
+"""How the line on smoothed outliers begins, and how long that of a file may be."""
+
 MOST_COUNTS = 64
 """Token counts that a file may ask every layer to be measured at; `load` bounds the work they make."""
 
@@ -58,6 +61,7 @@ class Compilation:
         answers: Least and greatest of each output of layers whose answers attention reads as bytes: float32
             (2, out), little-endian, as base64.
         embeddings: What tables of embeddings are kept in, "" where they are as the model has them.
+        smoothed: The plan's line on outliers that were smoothed, "" where none were.
     """
 
     computing: Computing | None = None
@@ -74,6 +78,7 @@ class Compilation:
     in_order: bool = False
     answers: Mapping[str, str] = field(default_factory=dict)
     embeddings: str = ""
+    smoothed: str = ""
 
     @classmethod
     def of(cls, fast: nn.Module, plan: Plan, computing: Computing) -> Compilation:
@@ -99,6 +104,7 @@ class Compilation:
             any(module.in_order for _, module in layers if isinstance(module, CompiledConv)),
             _answers(layers) if plan.account is not None and plan.account.engine == "graph" else {},
             plan.embeddings,
+            next((note for note in plan.notes if note.startswith(SMOOTHED)), ""),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -119,6 +125,7 @@ class Compilation:
             "order": "input" if self.in_order else "",
             "answers": dict(self.answers),
             "embeddings": self.embeddings,
+            "smoothed": self.smoothed,
         }
         return settings | {key: value for key, value in more.items() if value}
 
@@ -149,7 +156,14 @@ class Compilation:
             settings.get("order") == "input",
             {name: text for name, text in _entries(settings, "answers") if isinstance(text, str)},
             found if (found := settings.get("embeddings")) in KINDS else "",
+            _smoothed(settings.get("smoothed")),
         )
+
+
+def _smoothed(text: object) -> str:
+    """Return the line of a file, "" where it is none; nothing is done by it."""
+    known = isinstance(text, str) and text.startswith(SMOOTHED) and text.isprintable()
+    return cut(str(text), MOST_LETTERS) if known else ""
 
 
 def _answers(layers: Iterable[tuple[str, nn.Module]]) -> dict[str, str]:

@@ -171,7 +171,7 @@ def fill_compiled(
     left = left_alone(model, terms.computing, {**weights, **recurrent}, said.kept_dense)
     tables = Tables.of(model, said.embeddings, weights, stored)
     fast, plan = build(model, weights, counts, terms, recurrent=recurrent, tables=tables.made, left=left)
-    plan = replace(plan, embeddings=tables.kind, notes=(*plan.notes, *filter(None, [tables.said])))
+    plan = replace(plan, embeddings=tables.kind, notes=(*plan.notes, *filter(None, [said.smoothed, tables.said])))
     if said.in_order:
         answer_in_order(fast)
     compiled = {name for name, module in fast.named_modules(remove_duplicate=False) if isinstance(module, COMPILED)}
