@@ -16,12 +16,15 @@ import twofour
 from tests.compiler.test_graph import Encoder, whole
 from tests.turns import in_turn
 from twofour.compiler.compile import with_plan
-from twofour.compiler.kept import keep_what_runs
+from twofour.compiler.decoding import memory_of
+from twofour.compiler.kept import _programs, keep_what_runs
 from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.layouts import few_layouts
 from twofour.compiler.plan import Plan
 from twofour.compiler.prepared import Ledger, PreparedWeights, RowsOf
 from twofour.compiler.unfolded import _packed, _unpacked
+from twofour.compiler.whole_model import WholeModel
+from twofour.graph.executor.recorder import tensors_in
 from twofour.kernels import find
 from twofour.kernels.dense_matmul import ONEDNN, PLAIN
 from twofour.packing import Packed, dense_of, pack
@@ -153,6 +156,53 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path, caplog: pytest.LogCaptu
         assert torch.equal(dense_of(layer.prepared.source()), model.get_submodule(name).weight), name
     with torch.inference_mode():
         torch.testing.assert_close(loaded(*EXAMPLE), model(*EXAMPLE), atol=1e-4, rtol=1e-4)
+
+
+def bert(seed: int = 0) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": 50, "hidden_size": 64, "intermediate_size": 128}
+    config = transformers.BertConfig(**sizes, num_hidden_layers=2, num_attention_heads=4)
+    return transformers.BertModel(config).eval()
+
+
+def bytes_held(fast: nn.Module) -> int:
+    """Bytes of all weights of two axes and more that the model and its graph hold, each memory once."""
+    programs = [one.names for one in _programs(vars(fast)["forward"])]
+    found = (one for one in (*fast.parameters(), *tensors_in(programs)) if one.ndim > 1 and one.is_floating_point())
+    every = {memory_of(one): one for one in found}
+    tables = {memory_of(one.weight) for one in fast.modules() if isinstance(one, nn.Embedding)}
+    return sum(one.nbytes for memory, one in every.items() if memory not in tables)
+
+
+def test_small_keeps_dense_weights_of_a_graph_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = bert(), torch.randint(0, 50, (2, 16))
+    example = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    fast = whole(model, example, memory="small")
+    twofour.save(fast, tmp_path / "model.safetensors")
+    loaded = twofour.load(tmp_path / "model.safetensors", bert(1), memory="small")
+    for one in (fast, loaded):
+        assert isinstance(vars(one)["forward"], WholeModel), one.plan.account
+        assert bytes_held(one) == one.plan.bytes_after == one.plan.bytes_before
+        assert not [note for note in one.plan.notes if "kept in both" in note]
+    monkeypatch.setattr("twofour.compiler.fused_matmuls.on_own", lambda made, own: made)
+    twice = whole(model, example, memory="small")
+    assert bytes_held(twice) == twice.plan.bytes_after == 2 * fast.plan.bytes_before
+    with torch.inference_mode():
+        want, *found = (one(**example).last_hidden_state for one in (twice, fast, loaded))
+    assert all(torch.equal(one, want) for one in found)
+
+
+def test_small_says_too_where_more_than_dense_is_kept(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("twofour.compiler.prepared.HEADERS", 0)
+    monkeypatch.setattr("twofour.compiler.fused_matmuls.on_own", lambda made, own: made)
+    with caplog.at_level(logging.WARNING, logger="twofour.compiler"):
+        fast = whole(Encoder().eval(), EXAMPLE, memory="small")
+    assert fast.plan.bytes_after > fast.plan.bytes_before
+    for said in (caplog.text, str(fast.plan)):
+        assert "kept in both; graph=False keeps one of each" in said
 
 
 def test_two_bits_a_number() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import twofour
 from twofour.compiler import graph as engines
+from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.whole_model import WholeModel
 from twofour.errors import CompileError
 from twofour.export.file import read, write
@@ -292,3 +293,38 @@ def test_another_process_loads_it(file: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
     assert "from the file" in done.stdout
+
+
+def test_a_graph_of_torchs_layers_serves_compiled_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of memory="small", whose dense layers are torch's own, and memory="fast" that compiles them."""
+    model, example = network(), inputs(2, 8)
+    small = twofour.compile(model, example, memory="small", tokens=(16,), progress=False)
+    twofour.save(small, tmp_path / "model.safetensors")
+    monkeypatch.setattr("twofour.compiler.build._is_torchs", lambda *_: False)
+    monkeypatch.setattr("twofour.compiler.choose.few_layouts", lambda *_, **__: None)  # torch's product, as in "small"
+    fast = twofour.load(tmp_path / "model.safetensors", network(1), memory="fast")
+    assert isinstance(fast.up, CompiledLinear) and isinstance(fast.forward, WholeModel), fast.plan.account
+    again = inputs(3, 11)
+    with torch.inference_mode():
+        for given in (example, again):
+            assert torch.equal(fast(**given)["hidden"], small(**given)["hidden"])
+
+
+def test_a_weight_of_a_compiled_layer_is_read_by_the_layer_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(32, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.up(x) + self.up.weight.sum()
+
+    x = torch.randn(2, 32)
+    small = twofour.compile(Reads().eval(), x, memory="small", tokens=(2,), progress=False)
+    twofour.save(small, tmp_path / "model.safetensors")
+    monkeypatch.setattr("twofour.compiler.build._is_torchs", lambda *_: False)
+    fast = twofour.load(tmp_path / "model.safetensors", Reads().eval(), memory="fast")
+    assert "is of a layer that is compiled, and read outside of it" in fast.plan.account.reason
+    torch.testing.assert_close(fast(x), small(x))

@@ -281,13 +281,13 @@ def with_bytes_beside(fast: nn.Module, plan: Plan) -> Plan:
 
 def bytes_beside(fast: nn.Module, decoding: Decoding) -> int:
     """Return the bytes of weights that the graphs of decoding hold, and the model without them does not."""
-    known = {_memory(tensor) for tensor in tensors_in(fast)}
+    known = {memory_of(tensor) for tensor in tensors_in(fast)}
     programs = [one.program.python.names for one in (decoding.step, decoding.prompt) if one is not None]
-    held = {_memory(tensor): tensor for tensor in tensors_in(programs)}
+    held = {memory_of(tensor): tensor for tensor in tensors_in(programs)}
     return sum(one.numel() * one.element_size() for memory, one in held.items() if memory not in known)
 
 
-def _memory(tensor: Tensor) -> int:
+def memory_of(tensor: Tensor) -> int:
     """Return what tensors of one memory share; a library's layout and a packed weight's stand-in have no address."""
     plain = tensor.layout is torch.strided and type(tensor) in (Tensor, nn.Parameter)
     return -tensor.untyped_storage().data_ptr() if plain else id(tensor)

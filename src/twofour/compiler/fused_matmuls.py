@@ -16,6 +16,7 @@ from twofour.capture import Graph
 from twofour.compiler.case import as_bytes
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.compiler.plan import LayerPlan, described
+from twofour.compiler.prepared import on_own
 from twofour.compiler.reasons import ALONE, TIE, explain, explain_join
 from twofour.compiler.terms import Terms
 from twofour.graph import Product, Source
@@ -215,13 +216,7 @@ class _Placer:
         return getattr(self.module, source.bias.replace(".", "__")) if source.bias else None
 
     def measured(
-        self,
-        product: Product,
-        weight: Packed | Tensor,
-        because: str,
-        bias: Tensor | None,
-        tokens: int,
-        types: Types,
+        self, product: Product, weight: Packed | Tensor, because: str, bias: Tensor | None, tokens: int, types: Types
     ) -> ProductLayer | None:
         """Choose kernels for a weight that no compiled layer has; None where its parts are faster apart."""
         names = [source.layer or source.weight.removesuffix(".weight") for source in product.sources]
@@ -255,12 +250,15 @@ class _Placer:
         return layer
 
     def held(self, product: Product, layouts: Mapping[str, Prepared]) -> PreparedWeights:
-        """Return a product's weight: that of another graph with the same layers, or layouts that its one layer has."""
+        """Return a product's weight: that of another graph with the same layers, or what its one layer has of it."""
         first, *others = names = tuple(source.layer for source in product.sources)
         if others:
             made = PreparedWeights(layouts.values())
             return self.terms.joined.setdefault((names, made.layouts), made) if all(names) else made
-        layer = self.layers.get(first)
+        layer, source = self.layers.get(first), product.sources[0]
+        if layer is None and not source.transposed:
+            own = getattr(self.module, source.weight.replace(".", "__"))
+            return PreparedWeights(on_own(made, own) for made in layouts.values())
         known = {} if layer is None else dict(zip(layer.prepared.layouts, layer.prepared.weights, strict=True))
         return PreparedWeights(known.get(layout, made) for layout, made in layouts.items())
 

@@ -18,12 +18,12 @@ from torch import nn
 from twofour import native
 from twofour.compiler.conv import CompiledConv
 from twofour.compiler.decoder import Decoding
-from twofour.compiler.decoding import with_bytes_beside
+from twofour.compiler.decoding import memory_of, with_bytes_beside
 from twofour.compiler.fused_matmuls import ProductLayer
 from twofour.compiler.graph_conv import ConvLayer
 from twofour.compiler.layer import CompiledLinear, MeasuredLayer
 from twofour.compiler.plan import LayerPlan, Plan
-from twofour.compiler.prepared import Ledger, Origin, PreparedWeights, RowsOf, more_than_dense
+from twofour.compiler.prepared import Ledger, Origin, PreparedWeights, RowsOf
 from twofour.compiler.unfolded import Unfolded
 from twofour.compiler.whole_model import WholeModel
 from twofour.graph import Program
@@ -52,15 +52,14 @@ def keep_what_runs(fast: nn.Module, plan: Plan) -> Plan:
         held.give_up()
     entries = tuple(replace(entry, bytes_after=entry.bytes_after - held.saved(entry)) for entry in plan.layers)
     plan = replace(plan, layers=entries)
-    ledger = Ledger(plan.bytes_before, plan.bytes_after)
+    ledger = Ledger(plan.bytes_before, plan.bytes_after, plan.memory)
     for weights in held.weights():
         weights.ledger = ledger
     native.release_free_memory()
     plan = with_bytes_beside(fast, plan)
-    if ledger.said and plan.memory == "fast":
-        said = more_than_dense(plan.bytes_after, plan.bytes_before)
-        logger.warning("%s", said)
-        return plan.with_note(said)
+    if ledger.said:
+        logger.warning("%s", ledger.text)
+        return plan.with_note(ledger.text)
     if freed := sum(held.freed.values()):
         later = f"layouts of {freed / 1e6:.2f} MB, for other token counts and for layers outside of the graph, are made"
         return plan.with_note(f"{later} when a call first wants them")
@@ -79,6 +78,7 @@ class _Held:
         before: The prepared weights that each held at first, by its id.
         freed: Bytes of those that none holds any more, by their tensors' ids.
         beside: Bytes of what layers keep to be made again, by their names.
+        own: The memory of the model's own tensors, which stays where a product that reads it is given up.
     """
 
     layers: Mapping[str, CompiledLinear | CompiledConv]
@@ -88,6 +88,7 @@ class _Held:
     before: dict[int, list[Prepared]] = field(default_factory=dict)
     freed: dict[int, int] = field(default_factory=dict)
     beside: dict[str, int] = field(default_factory=dict)
+    own: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, fast: nn.Module, plan: Plan, *, layers_run: bool) -> _Held:
@@ -100,6 +101,7 @@ class _Held:
             name: module for name, module in fast.named_modules() if isinstance(module, CompiledLinear | CompiledConv)
         }
         found = cls(layers, list(_products(_programs(whole))), [p for one in steps for p in _products(_programs(one))])
+        found.own = frozenset(map(memory_of, (*fast.parameters(), *fast.buffers())))
         for product in (*found.products, *found.others):
             found._want(product, product.tokens if isinstance(product, ProductLayer) else 1)
         for name, layer in layers.items() if layers_run else ():
@@ -130,8 +132,9 @@ class _Held:
                     self.beside[name] = origin.nbytes
                 weights.keep(_with_one_like_first(weights, ()) if origin is None else (), origin)
         alive = {id(one.tensor) for weights in every for one in weights.held}
-        known = {id(one.tensor): one.nbytes for held in self.before.values() for one in held}
-        self.freed = {one: nbytes for one, nbytes in known.items() if one not in alive}
+        known = {id(one.tensor): one for held in self.before.values() for one in held}
+        gone = {place: one for place, one in known.items() if place not in alive}
+        self.freed = {place: one.nbytes for place, one in gone.items() if memory_of(one.tensor) not in self.own}
 
     def _origin(self, name: str) -> Origin | None:
         """Return the rows of a product that are a layer's weight to the bit, None where there are none."""

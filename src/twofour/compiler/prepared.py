@@ -14,6 +14,7 @@ from torch._C import _is_tracing, _len_torch_dispatch_stack
 
 from twofour.capture import outside_tracing
 from twofour.kernels.base import Prepared
+from twofour.kernels.dense_matmul import PLAIN
 from twofour.kernels.dispatch import read_dispatch
 from twofour.kernels.problem import Problem
 from twofour.packing import Packed
@@ -55,17 +56,23 @@ class Ledger:
     Args:
         dense: Bytes of the dense weights.
         kept: Bytes that are kept now.
+        memory: What the model was compiled for.
     """
 
-    def __init__(self, dense: int, kept: int) -> None:
-        self.dense, self.kept, self.said = dense, kept, too_many(kept, dense)
+    def __init__(self, dense: int, kept: int, memory: str = "fast") -> None:
+        self.dense, self.kept, self.memory, self.said = dense, kept, memory, too_many(kept, dense)
 
     def add(self, nbytes: int) -> None:
         """Note that a layout is made now; the first that passes the dense bytes is a warning."""
         self.kept += nbytes
         if not self.said and too_many(self.kept, self.dense):
             self.said = True
-            logger.warning("%s", more_than_dense(self.kept, self.dense))
+            logger.warning("%s", self.text)
+
+    @property
+    def text(self) -> str:
+        """What is said of them."""
+        return more_than_dense(self.kept, self.dense, self.memory)
 
 
 def too_many(kept: int, dense: int) -> bool:
@@ -73,12 +80,22 @@ def too_many(kept: int, dense: int) -> bool:
     return kept > 1.005 * dense + HEADERS
 
 
-def more_than_dense(kept: int, dense: int) -> str:
+def more_than_dense(kept: int, dense: int, memory: str) -> str:
     """Say that weights are kept in more bytes than the dense ones, and the way out."""
-    return (
-        f"weights take {kept / 1e6:.2f} MB, and the dense ones {dense / 1e6:.2f} MB: for speed some are kept in "
-        f'several forms; memory="small" keeps one of each'
-    )
+    why = 'for speed some are kept in several forms; memory="small" keeps one of each'
+    if memory == "small":
+        why = (
+            "some are read in another form than the model has them in, and kept in both; graph=False keeps one of each"
+        )
+    return f"weights take {kept / 1e6:.2f} MB, and the dense ones {dense / 1e6:.2f} MB: {why}"
+
+
+def on_own(made: Prepared, own: Tensor) -> Prepared:
+    """Return a prepared weight on the model's own tensor where it is a copy of that: it is kept once then."""
+    copied, tensor = made.tensor, own.detach()
+    plain = made.kernel.layout == PLAIN.layout and type(tensor) is Tensor and tensor.is_contiguous()
+    alike = plain and (copied.dtype, copied.shape, copied.device) == (tensor.dtype, tensor.shape, tensor.device)
+    return replace(made, tensor=tensor) if alike else made
 
 
 class PreparedWeights:

@@ -67,7 +67,8 @@ def rebuild(found: Any, model: nn.Module, kept: Mapping[str, tuple[int, ...]]) -
         UnfitError: It is malformed, asks for too much, or belongs to another model, torch or library.
     """
     held = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    require_graph(found, held.keys())
+    exchanged = {f"{name}.{part}" for name in kept for part in ("weight", "bias")}
+    require_graph(found, held.keys() | exchanged)
     try:
         with TRACING, torch.no_grad(), enable_python_dispatcher():  # as export does: its operators know of symbols
             return _Builder(found, model, held, kept).built()
@@ -239,6 +240,8 @@ class _Builder:
         if kind == "node":
             return self.nodes[word]
         if kind == "weight":
+            if word not in self.held:
+                raise UnfitError(f"{cut(repr(word), 80)} is of a layer that is compiled, and read outside of it")
             return self.attribute(word, self.held[word])
         found = self.found["constants"][word]
         value = torch.tensor(found["values"], dtype=DTYPES[found["dtype"]], device="cpu").reshape(found["shape"])
