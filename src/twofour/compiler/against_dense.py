@@ -121,11 +121,23 @@ def _timing(model: nn.Module, names: Mapping[str, object]) -> Iterator[dict[str,
         yield spent
 
 
+def _kept(fast: nn.Module, model: nn.Module) -> dict[int, Any]:
+    """Return the parameters of layers that stayed as they were, by the ids of the model's own."""
+    stayed = dict(fast.named_modules(remove_duplicate=False))
+    return {
+        id(parameter): own
+        for name, module in model.named_modules(remove_duplicate=False)
+        if (found := stayed.get(name)) is not None and type(found) is type(module)
+        for part, parameter in module._parameters.items()
+        if parameter is not None and (own := found._parameters.get(part)) is not None
+    }
+
+
 def _put_back(fast: nn.Module, plan: Plan, model: nn.Module, names: Sequence[str], reason: str) -> Plan:
     """Replace compiled layers by copies of the model's own; returns the plan that says so."""
     if not names:
         return plan
-    memo: dict[int, Any] = {}  # tied layers stay tied
+    memo = _kept(fast, model)  # tied layers stay tied
     for name in names:
         owner, _, attribute = name.rpartition(".")
         dense = copy.deepcopy(model.get_submodule(name), memo).eval().requires_grad_(False)

@@ -24,7 +24,7 @@ from twofour.compiler.compilation import Compilation
 from twofour.compiler.computing import Computing, dtype_name
 from twofour.compiler.conv import images_of
 from twofour.compiler.decoding import with_decoding
-from twofour.compiler.embeddings import Tables, kind_of_tables
+from twofour.compiler.embeddings import Tables, heads, kind_of_tables
 from twofour.compiler.foreign import watch
 from twofour.compiler.graph import NATIVE, require_graph
 from twofour.compiler.inductor import fastest_engine
@@ -162,7 +162,8 @@ def compile(
             at.whole()
             plan = _as_a_whole(fast, layers, ready, given, reference, terms, graph)
     _restore_buffers(fast, model)
-    return with_plan(fast, concluded(ready.noted(plan), terms), terms.computing)
+    plan = ready.noted(plan).with_note(*heads(ready.model, fast, plan.layers))
+    return with_plan(fast, concluded(plan, terms), terms.computing)
 
 
 def _layer_by_layer(

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from twofour.compiler.computing import dtype_name
+from twofour.compiler.plan import LayerPlan
 from twofour.compiler.unpacked import WeightedLayer
 from twofour.errors import CompileError, one_of
+from twofour.layers import obstacle
 from twofour.measure.distance import distance
 from twofour.packing import Packed, dense_of, pack
 from twofour.patterns import DENSE
@@ -118,7 +120,11 @@ class Tables:
 
     @classmethod
     def of(
-        cls, model: nn.Module, kind: str, replaced: Collection[str], stored: Mapping[str, Packed | Tensor] | None = None
+        cls,
+        model: nn.Module,
+        kind: str,
+        replaced: Collection[str] = (),
+        stored: Mapping[str, Packed | Tensor] | None = None,
     ) -> Tables:
         """Write the tables of a model in fewer bits.
 
@@ -126,7 +132,7 @@ class Tables:
             model: Any module; its weights are not read where `stored` has them.
             kind: One of `KINDS`, or "" for none.
             replaced: Layers of it that get weights of their own: a head that is tied to a table may be one.
-            stored: What a file holds, by the names of parameters.
+            stored: What a file holds, by the names of parameters; it tells which head has a weight of its own.
 
         Raises:
             CompileError: There is no table.
@@ -142,7 +148,11 @@ class Tables:
                 wanted="a model that looks rows up in a table",
                 remedy="leave `embeddings` out",
             )
-        left = {name: why for name, module in found.items() if (why := _refusal(model, module, replaced))}
+        left = {
+            name: why
+            for name, module in found.items()
+            if (why := _refusal(module) or _reader(model, name, replaced, stored))
+        }
         made: dict[str, CompiledEmbedding] = {}
         tables: dict[int, Table] = {}
         for name, module in found.items():
@@ -153,30 +163,65 @@ class Tables:
         return cls(kind, made, left, _said(kind, made, found, left, stored))
 
     def moved(self, fast: nn.Module, model: nn.Module, answers: Callable[[], Sequence[Any]]) -> str:
-        """Return by how much the answer on the example differs from that with the model's own tables.
+        """Return by how much the answer on the example differs from that with the model's own tables, "" for no table.
 
         Args:
             fast: The compiled model.
             model: The one that was given.
             answers: Runs the example through `fast`.
         """
+        if not self.made:
+            return ""
         found = answers()
         with _with_tables_of(fast, model, self.made):
             want = answers()
         return f", which moves the answer on the example by {distance(found, want):.1e}"
 
 
-def _refusal(model: nn.Module, module: nn.Embedding, replaced: Collection[str]) -> str:
-    """Return why a table stays as it is, "" where it need not."""
+def heads(model: nn.Module, fast: nn.Module, layers: Sequence[LayerPlan]) -> Iterator[str]:
+    """Say of each layer that is tied to a table in fewer bits what the weight takes that it keeps beside it.
+
+    Args:
+        model: The one that was given.
+        fast: The compiled one.
+        layers: Of its plan.
+    """
+    modules, sizes = (
+        dict(fast.named_modules(remove_duplicate=False)),
+        {layer.name: layer.bytes_after for layer in layers},
+    )
+    named = [name for name, module in modules.items() if isinstance(module, CompiledEmbedding)]
+    tables = {id(model.get_submodule(name)._parameters["weight"]): name for name in reversed(named)}
+    for name, module in model.named_modules():
+        table = next((tables[id(p)] for p in module._parameters.values() if id(p) in tables), "")
+        if table and name in sizes:
+            yield f"`{name}` is tied to the table `{table}` and keeps a weight of its own: {sizes[name] / 1e6:.2f} MB"
+
+
+def _refusal(module: nn.Embedding) -> str:
+    """Return why a table stays as it is for what its module is, "" where it need not."""
     if type(module) is not nn.Embedding:
         return f"{type(module).__name__} may look its rows up in a way of its own"
     if module.max_norm is not None:
         return "max_norm changes its rows at each call"
+    if reason := obstacle(module, base=nn.Embedding):
+        return reason
     if not module.weight.is_floating_point():
         return f"its rows are {module.weight.dtype}"
+    return ""
+
+
+def _reader(
+    model: nn.Module, table: str, replaced: Collection[str], stored: Mapping[str, Packed | Tensor] | None
+) -> str:
+    """Say which other layer reads a table and gets no weight of its own, "" where none does."""
+    own = model.get_submodule(table)._parameters["weight"] if stored is None else stored[f"{table}.weight"]
     for name, other in model.named_modules(remove_duplicate=False):
-        shares = any(parameter is module.weight for parameter in other._parameters.values())
-        if shares and name not in replaced and type(other) is not nn.Embedding:
+        if name in replaced or type(other) is nn.Embedding:
+            continue
+        held = other._parameters.items()
+        read = (p if stored is None else stored.get(f"{name}.{part}".lstrip(".")) for part, p in held)
+        if any(one is own for one in read):
             return f"`{name}` reads it too"
     return ""
 

@@ -16,7 +16,7 @@ from twofour.compiler.compilation import Compilation
 from twofour.compiler.compile import with_plan
 from twofour.compiler.computing import Computing
 from twofour.compiler.conv import answer_in_order
-from twofour.compiler.embeddings import CompiledEmbedding, Tables
+from twofour.compiler.embeddings import CompiledEmbedding, Tables, heads
 from twofour.compiler.graph import NATIVE
 from twofour.compiler.low_bits import run_low_bits
 from twofour.compiler.recurrent import RecurrentLayer
@@ -169,7 +169,7 @@ def fill_compiled(
     counts = dict(layers.counts(weights))
     recurrent = dict(layers.recurrent())
     left = left_alone(model, terms.computing, {**weights, **recurrent}, said.kept_dense)
-    tables = Tables.of(model, said.embeddings, weights, stored)
+    tables = Tables.of(model, said.embeddings, stored=stored)
     fast, plan = build(model, weights, counts, terms, recurrent=recurrent, tables=tables.made, left=left)
     plan = replace(plan, embeddings=tables.kind, notes=(*plan.notes, *filter(None, [said.smoothed, tables.said])))
     if said.in_order:
@@ -187,7 +187,7 @@ def fill_compiled(
     seen = dict(layers.low_bits_counts(fast)), terms, dict(layers.low_bits_images(fast))
     plan = run_low_bits(fast, replace(plan, kept_dense=said.kept_dense), *seen)
     plan = choose_engine(fast, replace(plan, graph=said.graph), example, terms, graph)
-    return with_plan(fast, concluded(plan, terms), terms.computing)
+    return with_plan(fast, concluded(plan.with_note(*heads(model, fast, plan.layers)), terms), terms.computing)
 
 
 def _patterns(contents: Contents) -> dict[str, Pattern]:

@@ -204,13 +204,20 @@ def remedy_for(reasons: Iterable[str]) -> str:
     return "change what the reasons name, or pass a model that has such layers"
 
 
-def obstacles(module: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yield (kind, reason) of each: "attached", "forward", "parametrised", "hooks"; a module of no kind has none."""
-    if (kind := kind_of(module)) is None:
+def obstacles(module: nn.Module, base: type[nn.Module] | None = None) -> Iterator[tuple[str, str]]:
+    """Yield (kind, reason) of each: "attached", "forward", "parametrised", "hooks".
+
+    Args:
+        module: A layer of a kind, or of none with `base`; else it has no obstacles.
+        base: The class that it must compute as; default: that of its kind.
+    """
+    kind = kind_of(module)
+    base = kind.base if base is None and kind is not None else base
+    if base is None:
         return
     if over := attached(module):
         yield "attached", f"{over} is attached: call remove() of its handle first"
-    if own := own_forward(module, kind.base):
+    if own := own_forward(module, base):
         yield "forward", own
     if torch.nn.utils.parametrize.is_parametrized(module):
         yield "parametrised", "its weight is parametrised"
@@ -218,6 +225,6 @@ def obstacles(module: nn.Module) -> Iterator[tuple[str, str]]:
         yield "hooks", "it has hooks, which a replacement would lose"
 
 
-def obstacle(module: nn.Module, accepted: Collection[str] = ()) -> str | None:
+def obstacle(module: nn.Module, accepted: Collection[str] = (), base: type[nn.Module] | None = None) -> str | None:
     """Return the reason of the first obstacle whose kind is not accepted, None where there is none."""
-    return next((reason for kind, reason in obstacles(module) if kind not in accepted), None)
+    return next((reason for kind, reason in obstacles(module, base) if kind not in accepted), None)
