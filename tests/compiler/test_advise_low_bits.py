@@ -43,7 +43,9 @@ def test_layers_of_low_bits_are_measured_in_their_own() -> None:
 def test_groups_and_weights_alone_are_measured_as_they_are(inputs, group, symmetric) -> None:
     model = twofour.quantize(made(), "w4", inputs, group=group, symmetric=symmetric, ends=None, skip="2")
     advice = twofour.advise(model, patterns="2:4", tokens=(2,), skip=["2"])
-    row = advice.of("0", 2)["w4a8" if inputs else "w4"]
+    what = f"w4{inputs or ''}{f' g{group}' if group else ''}{'' if symmetric else ' zeros'}"
+    row = advice.of("0", 2)[what]
+    assert row.own
     assert "_groups_" in row.kernel or row.ratio <= 1
 
 
@@ -73,14 +75,24 @@ def test_groups_are_asked_for_beside_the_layers_own() -> None:
     model = twofour.quantize(made(), "w4", "a8", group=64, ends=None, skip="2")
     advice = twofour.advise(model, patterns="2:4", widths=["w4a8", "w2a8"], group=32, tokens=(2,))
     rows = advice.of("0", 2)
-    assert {"int8", "w4a8", "w4a8 g32", "w2a8 g32"} == set(rows)
-    assert [name for name, row in rows.items() if row.own] == ["w4a8"]
+    assert {"int8", "w4a8 g64", "w4a8 g32", "w2a8 g32"} == set(rows)
+    assert [name for name, row in rows.items() if row.own] == ["w4a8 g64"]
     uneven = twofour.advise(nn.Linear(48, 16), patterns="2:4", widths="w4a8", group=32, tokens=(2,))
     assert ("weight", "w4a8 g32: 32 does not divide its 48 inputs") in uneven.skipped
     with pytest.raises(CompileError, match="group of low bits is no number"):
         twofour.advise(made(), widths="w4a8", group=0)
     with pytest.raises(CompileError, match="`group` means nothing in float32"):
         twofour.advise(made(), group=32)
+
+
+@pytest.mark.parametrize(
+    ("group", "symmetric", "own"), [(32, True, "w4a8 g32"), (32, False, "w4a8 g32 zeros"), (None, True, "w4a8")]
+)
+def test_what_is_asked_for_and_the_layers_own_is_measured_once(group, symmetric, own) -> None:
+    model = twofour.quantize(made(), "w4", "a8", group=group, symmetric=symmetric, ends=None, skip="2")
+    rows = twofour.advise(model, widths="w4a8", group=32, tokens=(1,)).rows
+    assert [row.pattern for row in rows if row.layer == "0"] == list(dict.fromkeys(("int8", own, "w4a8 g32")))
+    assert [row.pattern for row in rows if row.own] == [own]
 
 
 def test_a_mix_of_widths_is_added_up_as_it_is() -> None:

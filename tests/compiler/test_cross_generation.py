@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import twofour
 from tests.compiler.test_cross_decoding import IDS, compiled, steps, t5, whisper  # noqa: F401  a fixture
 from tests.compiler.test_decoding import graphs  # noqa: F401  a fixture
 from tests.compiler.test_generation import (
@@ -21,7 +22,11 @@ from tests.compiler.test_generation import (
     transformers_loop,
     without_capturing,
 )
+from twofour.compiler.cache_calls import RefusedError
+from twofour.compiler.cross_calls import CrossStep
 from twofour.generation import Generation
+
+from .small import TOKENS
 
 pytestmark = pytest.mark.usefixtures("no_measuring", "graphs")
 
@@ -178,3 +183,92 @@ def test_whispers_own_generate_gives_the_tokens_of_transformers_loop(
             want = fast.generate(input_features=sound, max_new_tokens=4)
         assert torch.equal(fast.generate(input_features=sound, max_new_tokens=4), want)
     assert not [record for record in caplog.records if "said once" in record.message]
+
+
+ADAPTER: dict[str, Any] = {"add_adapter": True, "num_adapter_layers": 3, "adapter_stride": 2, "output_hidden_size": 64}
+SOUNDS = torch.randn(2, 600, generator=torch.Generator().manual_seed(0))
+HEARD = torch.ones(2, 600, dtype=torch.int64)
+HEARD[1, 120:] = 0
+
+
+def hears(decoder: Any, **adapter: Any) -> Any:
+    from transformers import SpeechEncoderDecoderModel, Wav2Vec2Config, Wav2Vec2Model
+
+    sizes: dict[str, Any] = {
+        "hidden_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+    }
+    convolutions: dict[str, Any] = {
+        "conv_dim": [16] * 3,
+        "conv_kernel": [2] * 3,
+        "conv_stride": [2] * 3,
+        "num_feat_extract_layers": 3,
+    }
+    places: dict[str, Any] = {
+        "num_conv_pos_embeddings": 8,
+        "num_conv_pos_embedding_groups": 4,
+        "feat_extract_norm": "layer",
+    }
+    encoder = Wav2Vec2Model(Wav2Vec2Config(**sizes, **convolutions, **places, mask_time_prob=0, **adapter))
+    model: Any = SpeechEncoderDecoderModel(encoder=encoder, decoder=decoder).eval()
+    for name, weight in model.named_parameters():
+        weight.data *= 8 if name.startswith("decoder") and weight.ndim > 1 else 1
+    for config in (model.config, model.generation_config):
+        config.decoder_start_token_id, config.pad_token_id, config.eos_token_id = 2, 1, None
+    return model
+
+
+def mbart(encoder_layers: int) -> Any:
+    from transformers import MBartConfig, MBartForCausalLM
+
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {
+        "vocab_size": 96,
+        "d_model": 64,
+        "decoder_layers": 2,
+        "decoder_attention_heads": 4,
+        "decoder_ffn_dim": 64,
+    }
+    return MBartForCausalLM(MBartConfig(**sizes, encoder_layers=encoder_layers, max_position_embeddings=128))
+
+
+@pytest.mark.parametrize("adapter", [ADAPTER, {}], ids=["adapter", "plain"])
+def test_a_mask_of_sounds_is_said_to_be_read(adapter: dict[str, Any]) -> None:
+    model, example = hears(mbart(2), **adapter), {"input_values": SOUNDS, "decoder_input_ids": IDS[:, :3]}
+    step, ids = CrossStep(model), IDS[:, :1]
+    with torch.no_grad():
+        assert not step.overlooks(ids, step.begin(example))
+
+
+def test_whispers_mask_is_said_to_be_overlooked() -> None:
+    model, example = whisper()
+    step = CrossStep(model)
+    with torch.no_grad():
+        assert step.overlooks(IDS[:, :1], step.begin(example))
+
+
+@pytest.mark.parametrize("adapter", [pytest.param(ADAPTER, marks=pytest.mark.long), {}], ids=["adapter", "plain"])
+def test_tokens_behind_a_mask_of_sounds_are_those_of_the_layers(adapter: dict[str, Any]) -> None:
+    masked: Any = twofour.prune(hears(mbart(2), **adapter), "2:4", criterion="magnitude", skip="encoder.*")
+    fast: Any = twofour.compile(masked, {"input_values": SOUNDS, "decoder_input_ids": IDS[:, :3]}, tokens=TOKENS)
+    assert "generate" in fast.__dict__, fast.plan.notes
+    found = []
+    options: dict[str, Any] = {
+        "max_new_tokens": 8,
+        "do_sample": False,
+        "return_dict_in_generate": True,
+        "output_logits": True,
+    }
+    for mask in ({}, {"attention_mask": HEARD}):
+        want, got = (one.generate(SOUNDS, **options, **mask) for one in (masked, fast))
+        assert torch.equal(got.sequences, want.sequences), mask
+        torch.testing.assert_close(got.logits, want.logits, atol=2e-4, rtol=1e-3)
+        found.append(torch.stack(want.logits))
+    assert (found[0] - found[1]).abs().max() > 0.01
+
+
+def test_a_cache_with_layers_that_no_decoder_fills_is_said_plainly() -> None:
+    with torch.no_grad(), pytest.raises(RefusedError, match="its cache has 3 layers, of which its decoder fills 2: "):
+        CrossStep(hears(mbart(3))).begin({"input_values": SOUNDS, "decoder_input_ids": IDS[:, :3]})

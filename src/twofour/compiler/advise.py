@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from twofour import native
 from twofour.compiler.advice import Advice, Raced, judged
-from twofour.compiler.advise_low_bits import low_bit_images, low_bit_linears, low_bit_rows, own_widths, require_group
+from twofour.compiler.advise_low_bits import low_bit_images, low_bit_linears, low_bit_rows, require_group
 from twofour.compiler.choose import Progress, choose, require_room
 from twofour.compiler.choose_recurrent import raced_patterns
 from twofour.compiler.computing import Computing, dtype_name
@@ -172,9 +172,8 @@ class _Measuring:
             module = low.get(name) or layers[name][0].module
             if name in layers:
                 yield from self.recurrent(layers[name]) if is_recurrent(module) else self.linear(layers[name][0])
-            widths = own_widths(module, asked) if isinstance(module, nn.Linear) else ()
-            if widths and isinstance(module, nn.Linear):
-                yield from low_bit_rows(name, module, widths, self.group, self.terms, self.footprint, self.skipped)
+            if isinstance(module, nn.Linear):
+                yield from low_bit_rows(name, module, asked, self.group, self.terms, self.footprint, self.skipped)
         if progress is not None:
             progress(count, count, "")
 

@@ -38,12 +38,6 @@ def _of_low_bits(model: nn.Module, skip: str | Sequence[str]) -> dict[str, nn.Mo
     return {name: module for name, module in found.items() if not any(matches(glob, name) for glob in globs)}
 
 
-def own_widths(module: nn.Module, asked: Sequence[Widths]) -> tuple[Widths, ...]:
-    """Return a layer's own widths first, then those that were asked for."""
-    held = quantization.held_by(module)
-    return tuple(dict.fromkeys((*(() if held is None else (held.widths,)), *asked)))
-
-
 def require_group(group: int | None, dtype: str, low: bool) -> int | None:
     """Return the inputs that share a scale in a Linear's own `dtype`, None where `group` is of low bits alone.
 
@@ -73,29 +67,32 @@ def low_bit_rows(
 ) -> Iterator[Raced]:
     """Yield a race for dense int8 and for each width, at each token count; what has no kernel goes to `skipped`.
 
-    The weight is rounded anew: what counts for time are the bits of its codes.
+    None where no width is asked for and the layer has none of its own. The weight is rounded anew: what counts for time
+    are the bits of its codes.
 
     Args:
         name: Of the layer.
         module: The layer, in floats or low bits.
-        widths: What is measured; the layer's own in the groups that it has.
-        group: Inputs that share a scale in the others, None: all of an output.
+        widths: What is measured besides the layer's own.
+        group: Inputs that share a scale in them, None: all of an output.
         terms: Computing type of the dense product that is the base of every ratio, token counts, times known.
         footprint: Bytes of all weights.
         skipped: Filled with widths that no kernel runs here.
     """
+    asked = _asked(widths, group, quantization.held_by(module))
+    if not asked:
+        return
     weight = module.weight.detach()
     bias = None if module.bias is None else module.bias.detach().float()
     options: dict[str, Any] = {"memory": "fast", "footprint": footprint, "cache": terms.cache}
     options |= {"activations": weight.dtype}
     dense = choose(weight, bias, terms.tokens, dtype=terms.computing.dtype, **options)
     shape = (weight.shape[0], weight.shape[1])
-    held = quantization.held_by(module)
     found: list[tuple[str, Tensor | BitWeight, dict[str, Any], bool]] = [
         (INT8.name, weight, {"dtype": INT8.name}, False)
     ]
-    for one, size, shifted, own in _asked(widths, group, held):
-        what = f"{one.name} g{size}" if size and not own else one.name
+    for (one, size, shifted), own in asked.items():
+        what = f"{one.name}{f' g{size}' if size else ''}{' zeros' if shifted else ''}"
         if size and shape[1] % size:
             skipped.append((f"{name}.weight".lstrip("."), f"{what}: {size} does not divide its {shape[1]} inputs"))
             continue
@@ -111,16 +108,10 @@ def low_bit_rows(
             yield Raced(name, shape, count, what, _fastest(dense, count), _fastest(choice, count), own)
 
 
-def _asked(
-    widths: Sequence[Widths], group: int | None, held: LowBits | None
-) -> Iterator[tuple[Widths, int, bool, bool]]:
-    """Yield widths, groups, whether there are zero points, and whether all is the layer's own."""
-    for one in widths:
-        own = held is not None and held.widths == one
-        if own and held is not None:
-            yield one, held.group, held.shifted, True
-        if not own or group:
-            yield one, group or 0, False, False
+def _asked(widths: Sequence[Widths], group: int | None, held: LowBits | None) -> dict[tuple[Widths, int, bool], bool]:
+    """Return widths, groups and whether there are zero points, each once, and whether these are the layer's own."""
+    own = {} if held is None else {(held.widths, held.group, held.shifted): True}
+    return own | {key: key in own for key in ((one, group or 0, False) for one in widths)}
 
 
 def _fastest(choice: Choice, count: int) -> tuple[str, float]:

@@ -34,6 +34,10 @@ def answer_of(hidden: Tensor) -> Any:
     return BaseModelOutput(last_hidden_state=hidden)
 
 
+OVERLOOKING = ("whisper",)
+"""Kinds of models whose attention mask of features says nothing to a decoder."""
+
+
 class CrossStep:
     """One token behind the keys of two caches.
 
@@ -65,6 +69,12 @@ class CrossStep:
         layers = len(getattr(own, "layers", ()))
         if not layers or not is_served(own, layers) or not is_served(other, layers):
             raise RefusedError("its cache has layers of other kinds than keys and values that grow")
+        held = min(sum(layer.is_initialized for layer in one.layers) for one in (own, other))
+        if held < layers:
+            raise RefusedError(
+                f"its cache has {layers} layers, of which its decoder fills {held}: `num_hidden_layers` of the "
+                f"decoder's config counts others; set it to {held}"
+            )
         self.kind, self.count = type(answer), layers
         hidden = answer.encoder_last_hidden_state
         seen = given.get("attention_mask") if self.masked else None
@@ -76,12 +86,20 @@ class CrossStep:
         return self._answer(ids, known, known[1] if self.masked else None)
 
     def overlooks(self, ids: Tensor, known: Known) -> bool:
-        """Tell whether a step answers the same whatever of the encoder a mask hides, as Whisper's does."""
+        """Tell whether a step answers the same whatever of the encoder a mask hides, as Whisper's does.
+
+        Masks that change nothing here prove nothing of others, such as all zeros, which wav2vec2 takes for ones: other
+        kinds of models are not asked.
+        """
+        if getattr(getattr(self.model, "config", None), "model_type", "") not in OVERLOOKING:
+            return False
+        whole, half = self._answer(ids, known, None).logits, torch.zeros_like(known[1])
+        half[:, : half.shape[1] // 2] = 1
         try:
-            hidden = self._answer(ids, known, torch.zeros_like(known[1]))
+            hidden = [self._answer(ids, known, seen).logits for seen in (half, torch.zeros_like(half))]
         except (RuntimeError, ValueError, TypeError, IndexError):  # it asks for a mask of another shape: it reads it
             return False
-        return torch.equal(hidden.logits, self._answer(ids, known, None).logits)
+        return all(torch.equal(one, whole) for one in hidden)
 
     def _answer(self, ids: Tensor, known: Known, seen: Tensor | None) -> Any:
         hidden, _, past, cross = known
