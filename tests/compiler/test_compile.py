@@ -263,7 +263,9 @@ def test_compiled_models_are_neither_compiled_nor_pruned_again(
     memory: str, no_measuring: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if memory == "fast":  # torch's own layers everywhere: no layer shows that the model is compiled
-        monkeypatch.setattr(choose, "few_layouts", lambda *_: DispatchTable((), ("dense_matmul_f32_linear__torch",)))
+        monkeypatch.setattr(
+            choose, "few_layouts", lambda *_, **__: DispatchTable((), ("dense_matmul_f32_linear__torch",))
+        )
     fast = quick(twofour.prune(mlp(), "2:4"), memory=memory)
     assert isinstance(fast[0], CompiledLinear) == (memory == "small")
     named = "`0`, `2`" if memory == "small" else "all layers torch's own"

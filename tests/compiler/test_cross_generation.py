@@ -161,6 +161,7 @@ def test_signature_copies_and_pickles(fast: Any) -> None:
         assert torch.equal(again.generate(IDS, max_new_tokens=4), want)
 
 
+@pytest.mark.long
 def test_whispers_own_generate_gives_the_tokens_of_transformers_loop(
     steps: list[bool],  # noqa: F811
     caplog: pytest.LogCaptureFixture,
@@ -249,7 +250,8 @@ def test_whispers_mask_is_said_to_be_overlooked() -> None:
         assert step.overlooks(IDS[:, :1], step.begin(example))
 
 
-@pytest.mark.parametrize("adapter", [pytest.param(ADAPTER, marks=pytest.mark.long), {}], ids=["adapter", "plain"])
+@pytest.mark.long
+@pytest.mark.parametrize("adapter", [ADAPTER, {}], ids=["adapter", "plain"])
 def test_tokens_behind_a_mask_of_sounds_are_those_of_the_layers(adapter: dict[str, Any]) -> None:
     masked: Any = twofour.prune(hears(mbart(2), **adapter), "2:4", criterion="magnitude", skip="encoder.*")
     fast: Any = twofour.compile(masked, {"input_values": SOUNDS, "decoder_input_ids": IDS[:, :3]}, tokens=TOKENS)
