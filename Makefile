@@ -13,7 +13,7 @@
 # make test-arm  rows for aarch64, compiled here and run under qemu: needs g++-aarch64-linux-gnu, qemu-user, cmake
 # make cross   the native sources but the bindings compiled for aarch64 Linux, arm64 macOS and x86-64 Windows, in an environment of its own
 # make check   formatting, lint, types, and the lines of each stage beside its budget
-# make bench   OP=linear|block|bits|bits-nets|bits-lm|shrunk|embeddings|grid|conv|recurrent|mask|models|fusion|blocks|algebra|memory|executor: timings; ARGS=--record keeps them
+# make bench   OP=linear|block|bits|bits-nets|bits-lm|shrunk|embeddings|grid|conv|recurrent|mask|models|sweep|fusion|blocks|algebra|memory|executor: timings; ARGS=--record keeps them
 # make records measures what is kept in benchmarks/records, in order of interest; it goes on where it stopped
 # make docs   the documentation site in build/site: guides, how-to pages, reference, search; nothing is fetched when it is read
 # make figures draws docs/figures from records and tables, and writes the tables of README.md and docs/benchmarks.md

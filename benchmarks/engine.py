@@ -15,13 +15,16 @@ from cases import layers as layers_case
 from models.algebra import ALGEBRA
 from models.fusion import FUSION
 from models.paper import PAPER
+from models.sweep import SWEEP
 from options import (
+    DtypeOption,
     JsonOption,
     RecordOption,
     ResumeOption,
     SecondsOption,
     ThreadsOption,
     console,
+    dtypes,
     measured,
     numbers,
     place,
@@ -57,6 +60,28 @@ def fusion(
     path = place(json, "fusion-float32", record)
     bench = fusion_case.FusionBench(seconds, without or (), count=count)
     measured(fusion_case.cells(only.split(",")), bench, path, resume, fusion_case.show)
+
+
+def sweep(
+    dtype: DtypeOption = "float32",
+    only: Annotated[str, typer.Option(help="Models, comma separated.")] = ",".join(SWEEP),
+    batch: Annotated[str, typer.Option(help="Batch sizes, comma separated.")] = "1,8",
+    tokens: Annotated[str, typer.Option(help="Tokens of a sequence, comma separated.")] = "16,128,512",
+    threads: ThreadsOption = "1",
+    without: Annotated[list[str] | None, typer.Option(help="A runtime to leave out, by its name in the table.")] = None,
+    seconds: SecondsOption = 4.0,
+    resume: ResumeOption = False,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """Thirteen models that nothing was tuned for, by the default call, against the best dense runtime."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from cases import sweep as sweep_case
+
+    for kind in dtypes(dtype, json):
+        cells = sweep_case.cells(only.split(","), kind, numbers(batch), numbers(tokens), numbers(threads))
+        bench = sweep_case.Bench(seconds, without or ())
+        measured(cells, bench, place(json, f"sweep-{kind}", record), resume, sweep_case.show)
 
 
 def blocks(
@@ -199,4 +224,4 @@ def provider(
         measured(cells, provider_case.Bench(seconds, Path(folder)), path, resume, provider_case.show)
 
 
-COMMANDS = (fusion, blocks, algebra, executor, layers, peak, generate, callers, ragged, provider)
+COMMANDS = (fusion, sweep, blocks, algebra, executor, layers, peak, generate, callers, ragged, provider)

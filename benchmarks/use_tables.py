@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cases import embeddings, generate, provider, repetition, shrunk
+from cases import embeddings, generate, provider, repetition, shrunk, sweep
 from fusion_tables import markdown
 from twofour.measure import Record
 
@@ -59,6 +59,20 @@ def of_repetition(records: Sequence[Record]) -> str:
     return f"{markdown([[*repetition.HEADS], *rows])}\n\nForward and backward pass of the first batches: {trial}."
 
 
+def of_sweep(records: Sequence[Record]) -> str:
+    """Return the best dense runtime of every model, and ours over it, dense and 2:4."""
+    return markdown([[*sweep.HEADS], *(sweep.line(record) for record in records)])
+
+
+def _sweep(dtype: str) -> tuple[str, Callable[[Sequence[Record]], str]]:
+    said = (
+        f"Shapes in use that nothing here was tuned for, random weights, by the default call, in {dtype}: times over "
+        "the best of torch, `torch.compile`, ONNX Runtime and OpenVINO (lower is better), and which of ours was slower "
+        "than that by more than two runs of the same engine differ."
+    )
+    return said, of_sweep
+
+
 def _repetition(task: str, dtype: str, metric: str) -> tuple[str, Callable[[Sequence[Record]], str]]:
     said = (
         f"A whole repetition of {task} in {dtype}, one thread, the arms a slice of steps each in turn on the same "
@@ -97,6 +111,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Record]], str]]] = {
             ("stsb", "MiniLM on the STS Benchmark", "Spearman's correlation times 100"),
         )
     },
+    **{f"sweep-{dtype}": _sweep(dtype) for dtype in ("float32", "bfloat16", "int8")},
     "shrunk-float32": (
         "Shrunk to a share of the compiled time, then 2:4; channels by magnitude: time alone is measured.",
         of_shrunk,

@@ -12,7 +12,9 @@ import torch
 from rich.console import Console
 from torch import nn
 
+import twofour
 from tests.test_benchmarks import here, suite
+from tests.test_benchmarks import record as record_of
 from twofour import engines, measure
 from twofour.errors import DataError
 
@@ -40,6 +42,55 @@ def test_fusion_counts_kernels_and_bytes(monkeypatch, capsys: pytest.CaptureFixt
     assert 2 <= record.meta["kernels"][fusion.DENSE]["all"] <= 4
     with pytest.raises(DataError, match="there is no model 'nothing'"):
         fusion.cells(["nothing"])
+
+
+def test_the_sweep_takes_the_default_call_and_says_where_ours_is_slower(monkeypatch, capsys):
+    from cases import sweep
+    from models import Subject
+
+    net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32)).eval()
+    asked = []
+
+    def subject(name: str, batch: int, tokens: int) -> Subject:
+        asked.append((name, batch, tokens))
+        return Subject(name, "random weights", net.requires_grad_(False), (torch.randn(tokens, 32),), batch, tokens)
+
+    monkeypatch.setattr(sweep, "SWEEP", ("tiny", "deit-small-12x384"))
+    monkeypatch.setattr(sweep, "subject", subject)
+    given = []
+    monkeypatch.setattr(sweep.twofour, "compile", lambda *a, of=twofour.compile, **k: given.append(k) or of(*a, **k))
+    cells = sweep.cells(["tiny", "deit-small-12x384"], "float32", [1], [4, 8], [1])
+    assert [(cell["model"], cell["tokens"]) for cell in cells] == [("tiny", 4), ("tiny", 8), ("deit-small-12x384", 1)]
+    bench = sweep.Bench(0.02, without=[sweep.INDUCTOR, sweep.OPENVINO, sweep.ORT])
+    found = [bench(cell) for cell in cells[:2]]
+    assert asked == [("tiny", 1, 4), ("tiny", 1, 8)] and given == [{}] * 4
+    assert set(found[0].timings) == {sweep.EAGER, *sweep.OURS}
+    sweep.show(found, Console(width=250))
+    shown = capsys.readouterr().out
+    assert "tiny; 1 x 8" in shown and "not built: tiny; 1 x 4: ONNX Runtime: left out by --without" in shown
+    with pytest.raises(DataError, match="there is no model 'nothing'"):
+        sweep.cells(["nothing"], "float32", [1], [4], [1])
+
+
+def test_the_line_of_a_slower_model_names_it(monkeypatch):
+    from cases import sweep
+
+    times = {sweep.OPENVINO: 2e-3, sweep.ORT: 3e-3, sweep.DENSE: 2.2e-3, sweep.SPARSE: 1e-3}
+    found = record_of(times, (sweep.OPENVINO, sweep.ORT), model="vit-base-12x768", batch=8, tokens=1)
+    told = dict(zip(sweep.HEADS, sweep.line(found), strict=True))
+    assert told["best peer"] == sweep.OPENVINO and (told["dense / it"], told["2:4 / it"]) == ("1.10", "0.50")
+    assert told["slower than noise"] == "dense" and told["model; batch x tokens"] == "vit-base-12x768; 8"
+
+
+@pytest.mark.parametrize("name", ["bert-tiny-4x128", "smollm-30x576", "mobilenet-v2"])
+def test_models_of_the_sweep_answer(name):
+    from models.sweep import IMAGES, subject
+
+    found = subject(name, 1, 8)
+    with torch.no_grad():
+        answer = found.model(*found.inputs)
+    assert answer.shape[0] == 1 and answer.isfinite().all() and answer.std() > 0
+    assert found.tokens == (1 if name in IMAGES else 8)
 
 
 def test_algebra_measures_both_kinds_of_rules(monkeypatch, capsys: pytest.CaptureFixture[str]):

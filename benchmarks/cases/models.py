@@ -75,13 +75,13 @@ class Bench:
 
     def __call__(self, cell: dict[str, object]) -> Record:
         """Measure one cell."""
-        name, batch, threads = str(cell["model"]), int(str(cell["batch"])), int(str(cell["threads"]))
-        if self.at != (name, batch):
+        threads, at = int(str(cell["threads"])), tuple(cell.get(name) for name in ("model", "batch", "tokens"))
+        if self.at != at:
             self.subject = self.pruned = None
             gc.collect()
-            self.subject = self.builders[name](batch)
+            self.subject = self.make(cell)
             self.pruned = replace(self.subject, model=self.prune(self.subject))
-            self.at = (name, batch)
+            self.at = at
         assert self.subject and self.pruned
         torch.set_num_threads(threads)
         side = self.build(self.subject, self.pruned, str(cell["dtype"]), threads)
@@ -97,21 +97,32 @@ class Bench:
         baseline = [name for name in side.calls if name in PEERS]
         return engines.compare(side.calls, baseline, threads, self.seconds, facts)
 
+    def make(self, cell: dict[str, object]) -> Subject:
+        """Build the model of a cell with its inputs."""
+        return self.builders[str(cell["model"])](int(str(cell["batch"])))
+
     def build(self, subject: Subject, pruned: Subject, dtype: str, threads: int) -> Side:
         """Build what is timed."""
         side = Side()
         dense, sparse = (values_of(engines.eager(entry, "float32", threads)()) for entry in (subject, pruned))
+        peers = self.peers(subject, pruned, dtype, threads)
         builders: Builders = {
-            EAGER: (partial(engines.eager, subject, dtype, threads), dense),
-            INDUCTOR: (partial(engines.inductor, subject, dtype, threads), dense),
-            ORT: (partial(engines.onnxruntime, subject, dtype, threads), dense),
-            OPENVINO: (partial(engines.openvino, subject, dtype, threads), dense),
-            OPENVINO_SPARSE: (partial(engines.openvino, pruned, dtype, threads, sparse_rate=SPARSE_RATE), sparse),
+            **{name: (build, sparse if name == OPENVINO_SPARSE else dense) for name, build in peers.items()},
             **self.ours(side, subject, dtype, dense),
             **self.ours_pruned(side, pruned, dtype, sparse),
         }
         self.add(side, builders, dtype)
         return side
+
+    def peers(self, subject: Subject, pruned: Subject, dtype: str, threads: int) -> dict[str, Callable[[], Any]]:
+        """Return what builds the other runtimes."""
+        return {
+            EAGER: partial(engines.eager, subject, dtype, threads),
+            INDUCTOR: partial(engines.inductor, subject, dtype, threads),
+            ORT: partial(engines.onnxruntime, subject, dtype, threads),
+            OPENVINO: partial(engines.openvino, subject, dtype, threads),
+            OPENVINO_SPARSE: partial(engines.openvino, pruned, dtype, threads, sparse_rate=SPARSE_RATE),
+        }
 
     def add(self, side: Side, builders: Builders, dtype: str) -> None:
         """Build all candidates but those that are left out."""

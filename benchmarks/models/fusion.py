@@ -26,17 +26,18 @@ class Field(nn.Module):
         model: The model.
         field: Name of the field.
         given: What the model calls its first argument, where it is given a mask beside it.
+        options: Further arguments of such a call.
     """
 
-    def __init__(self, model: nn.Module, field: str, given: str = "") -> None:
+    def __init__(self, model: nn.Module, field: str, given: str = "", **options: bool) -> None:
         super().__init__()
-        self.model, self.field, self.given = model, field, given
+        self.model, self.field, self.given, self.options = model, field, given, options
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Call the model and return the field."""
         if mask is None:
             return getattr(self.model(x), self.field)
-        return getattr(self.model(**{self.given: x}, attention_mask=mask, use_cache=False), self.field)
+        return getattr(self.model(**{self.given: x}, attention_mask=mask, **self.options), self.field)
 
 
 def gpt2() -> Subject:
@@ -44,7 +45,7 @@ def gpt2() -> Subject:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
-    model = Field(GPT2LMHeadModel(GPT2Config()), "logits", "input_ids")
+    model = Field(GPT2LMHeadModel(GPT2Config()), "logits", "input_ids", use_cache=False)
     return _subject("gpt2", model, (torch.randint(50_000, (1, SEQUENCE)), MASK), SEQUENCE)
 
 
@@ -99,7 +100,7 @@ def llama_block() -> Subject:
         vocab_size=32, hidden_size=2048, intermediate_size=8192, num_hidden_layers=1,
         num_attention_heads=32, num_key_value_heads=8,
     )  # fmt: skip
-    model = Field(LlamaModel(config), "last_hidden_state", "inputs_embeds")
+    model = Field(LlamaModel(config), "last_hidden_state", "inputs_embeds", use_cache=False)
     return _subject("llama-block", model, (torch.randn(1, SEQUENCE, 2048), MASK), SEQUENCE)
 
 
