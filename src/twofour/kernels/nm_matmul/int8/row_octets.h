@@ -53,15 +53,14 @@ inline WholeRows octet_head(const Matmul& a) {
 
 inline int64_t octet_tiles(const Matmul& a) { return (a.in_features + kRowTile - 1) / kRowTile; }
 
-// Rows [row, row + 16 * Halves) of T tokens from `first` on.
+// Sums of 16 * Halves rows and T tokens, [vector][token][V::width].
 template <class V, class Fetch, int T, int Halves>
-TWOFOUR_INLINE void octet_unit(const WindowCall& a, const uint8_t* unit, const uint8_t* x, const Range* ranges,
-                               int64_t first, int64_t row) {
+TWOFOUR_INLINE void octet_sums(int64_t tiles, const uint8_t* unit, const uint8_t* x, int32_t* sums) {
   constexpr int strips = Fetch::in_order ? Halves : 1;  // of rows that are read one after the other
   constexpr int vectors = Halves / strips * (kRowUnit / V::width);
   constexpr int Sets = octet_sets<V>(strips * vectors * T);
   typename V::ints acc[strips][Sets][vectors][T] = {};
-  for (int64_t k = octet_tiles(a); k > 0; k--, unit += 2 * kOctetHalfBytes, x += kRowTile * T) {
+  for (int64_t k = tiles; k > 0; k--, unit += 2 * kOctetHalfBytes, x += kRowTile * T) {
     TWOFOUR_UNROLL
     for (int s = 0; s < strips; s++)
       add_octets<V, T, Halves / strips, Sets>(
@@ -69,7 +68,6 @@ TWOFOUR_INLINE void octet_unit(const WindowCall& a, const uint8_t* unit, const u
           [](const uint8_t* line) TWOFOUR_INLINED { if constexpr (T <= kRowTokens<V>) Fetch::template fetch<V>(line, 0); },
           acc[s]);
   }
-  alignas(64) int32_t sums[strips * vectors * T * V::width];
   TWOFOUR_UNROLL
   for (int i = 0; i < strips * vectors; i++) {
     TWOFOUR_UNROLL
@@ -80,17 +78,18 @@ TWOFOUR_INLINE void octet_unit(const WindowCall& a, const uint8_t* unit, const u
       V::store_ints(sums + (i * T + t) * V::width, sum);
     }
   }
-  finish_windows<V>(a, octet_head(a), sums, strips * vectors, T, ranges, first, T, row, a.out_features);
 }
 
-// All rows of one unit of 32 for T tokens.
+// All rows of one unit of 32 for T tokens. Both halves leave together: what is made of the call for that is made once.
 template <class V, class Fetch, int T>
 TWOFOUR_NOINLINE void octet_rows(const WindowCall& a, const uint8_t* unit, const uint8_t* x, const Range* ranges,
                                  int64_t first, int64_t row) {
   constexpr int Halves = T > kRowTokens<V> ? 1 : Fetch::in_order ? 2 : kRowHalves<V>;
+  alignas(64) int32_t sums[2 * kRowUnit * T];
   expect_answers<V, T>(a, first, row);
   for (int h = 0; h < 2; h += Halves)
-    octet_unit<V, Fetch, T, Halves>(a, unit + h * kOctetHalfBytes, x, ranges, first, row + h * kRowUnit);
+    octet_sums<V, Fetch, T, Halves>(octet_tiles(a), unit + h * kOctetHalfBytes, x, sums + h * kRowUnit * T);
+  finish_windows<V>(a, octet_head(a), sums, 2 * kRowUnit / V::width, T, ranges, first, T, row, a.out_features);
 }
 
 // The same for `tokens` <= T.
