@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from tests.forked import status_of
 from twofour import measure
 from twofour.checker import check
 from twofour.demo import data as datasets
@@ -190,12 +191,13 @@ def asked(seed: int = 0) -> dict:
 
 def killed_in(folder, seed: int = 0) -> None:
     """Leave what a demo leaves that is killed after its first file."""
-    child = os.fork()
-    if child == 0:
+
+    def begun() -> None:
         with run_folder(folder, asked(seed)):
             (folder / "records.json").write_text("[]")
             os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
+
+    assert status_of(begun) == -signal.SIGKILL
 
 
 def test_a_run_that_was_killed_starts_again_in_its_folder(tmp_path):
@@ -219,15 +221,13 @@ def test_another_run_does_not_start_in_the_folder_of_a_killed_one(tmp_path):
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path):
+    def second() -> int:
+        with pytest.raises(DataError, match="another process is writing"), run_folder(tmp_path / "run", asked()):
+            pass
+        return 7
+
     with run_folder(tmp_path / "run", asked()):
-        child = os.fork()
-        if child == 0:
-            try:
-                with run_folder(tmp_path / "run", asked()):
-                    os._exit(0)
-            except DataError as error:
-                os._exit(7 if "another process is writing" in str(error) else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert status_of(second) == 7
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from safetensors.torch import save_file
 
 import twofour
 from tests.export.small import Net, masked
+from tests.forked import forked, status_of
 from twofour.checkpoints import INDEX, WEIGHTS, Checkpoint
 from twofour.errors import FormatError
 from twofour.export import shards
@@ -29,23 +31,22 @@ def stored(folder: Path) -> set[str]:
 
 def killed_save(folder: Path, seed: int, at: int) -> None:
     """Let a process be killed when it is about to write its file number `at`, the index being the last."""
-    child = os.fork()
-    if child == 0:
-        write, replace, calls = shards.write, shards.replacing, []
+    calls: list[int] = []
 
-        def counted(real):
-            def call(*arguments):
-                calls.append(1)
-                if len(calls) > at:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return real(*arguments)
+    def counted(real):
+        def call(*arguments):
+            calls.append(1)
+            if len(calls) > at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments)
 
-            return call
+        return call
 
-        shards.write, shards.replacing = counted(write), counted(replace)
+    def saved() -> None:
+        shards.write, shards.replacing = counted(shards.write), counted(shards.replacing)
         twofour.save(masked(seed), folder, max_shard_bytes=30_000)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+    assert status_of(saved) == -signal.SIGKILL
 
 
 def test_the_next_save_removes_what_killed_ones_left_and_nothing_of_the_user(tmp_path: Path) -> None:
@@ -127,13 +128,12 @@ def test_a_name_is_never_given_to_files_of_two_saves(tmp_path: Path) -> None:
 def test_readers_get_the_old_model_or_the_new_one_while_others_save(tmp_path: Path) -> None:
     wanted = [masked(seed).fc.weight.detach() for seed in range(3)]
     twofour.save(masked(0), tmp_path, max_shard_bytes=30_000)
-    writers = []
-    for seed in (1, 2):
-        if (child := os.fork()) == 0:
-            for _ in range(3):
-                twofour.save(masked(seed), tmp_path, max_shard_bytes=30_000)
-            os._exit(0)
-        writers.append(child)
+
+    def saved(seed: int) -> None:
+        for _ in range(3):
+            twofour.save(masked(seed), tmp_path, max_shard_bytes=30_000)
+
+    writers = [forked(partial(saved, seed)) for seed in (1, 2)]
     reads = 0
     while writers:
         weight = twofour.export.read(tmp_path).packed["fc.weight"].unpack()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import forked, status_of
 from twofour.errors import SourceError
 from twofour.files import lock, locked
 
@@ -26,14 +27,15 @@ def refused(folder: Path, wait: float = 0.0) -> str:
 
 def in_child(work, folder: Path) -> int:
     """Fork a process for `work`; its exit status is 7 where it was refused."""
-    child = os.fork()
-    if child == 0:
+
+    def tried() -> int:
         try:
             work(folder)
         except SourceError:
-            os._exit(7)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            return 7
+        return 0
+
+    return status_of(tried)
 
 
 def take(folder: Path) -> None:
@@ -100,10 +102,7 @@ def test_a_killed_writer_leaves_no_lock_and_nothing_else(tmp_path: Path) -> None
 def test_a_worker_that_outlives_its_parent_does_not_keep_the_lock(tmp_path: Path) -> None:
     go, end = os.pipe()
     with locked(tmp_path, SourceError, remedy="-"):
-        worker = os.fork()
-        if worker == 0:
-            os.read(go, 1)
-            os._exit(0)
+        worker = forked(lambda: len(os.read(go, 1)) - 1)
     assert in_child(take, tmp_path) == 0
     os.write(end, b".")
     os.waitpid(worker, 0)

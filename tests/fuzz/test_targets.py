@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.forked import status_of
 from tests.fuzz import drive
 from tests.fuzz.targets import TARGETS, judge, target
 from twofour.errors import KernelError
@@ -74,11 +74,11 @@ def test_an_input_that_does_not_end_ends_its_process_and_is_known(
             return "good"
 
     monkeypatch.setattr(drive, "HANGS", 0.2)
-    child = os.fork()
-    if child == 0:
+
+    def fed() -> None:
         tally = drive.Tally(Endless, tmp_path, seconds=60, inputs=9)
         tally.one(b"")
         tally.one(b"for ever")
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGPROF
+
+    assert status_of(fed) == -signal.SIGPROF
     assert drive.last_input(tmp_path) == b"for ever"

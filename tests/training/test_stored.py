@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-import os
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,6 @@ import torch
 
 from tests.training.small import noisy_loader, pair_of_models, recipe
 from twofour.errors import FormatError, TrainingError
-from twofour.files import locked
 from twofour.training import checkpoint, finetune
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -138,18 +138,25 @@ def test_entries_that_lie_over_each_other_are_refused_before_they_are_read(
         checkpoint.read(tmp_path / "sparse.pt")
 
 
+HOLDS = """
+import fcntl, os, sys
+fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+"""Another process that holds what `files.locked` does; no fork of this one, whose threads it would not have."""
+
+
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    end, go = os.pipe()
-    with locked(tmp_path, TrainingError, remedy="-"):
-        child = os.fork()
-        if child == 0:
-            try:
+    command = [sys.executable, "-c", HOLDS, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout and other.stdout.readline() == "held\n"
+            with pytest.raises(TrainingError) as refused:
                 run(tmp_path)
-            except TrainingError as error:
-                os.write(go, str(error).encode())
-            os._exit(0)
-        os.waitpid(child, 0)
-    said = os.read(end, 4096).decode()
+        finally:
+            other.communicate("")
+    said = str(refused.value)
     assert "another process is writing the same result" in said and "pass another `checkpoint` folder" in said
     assert run(tmp_path).sparse.history and {path.name for path in tmp_path.iterdir()} == {"sparse.pt"}
 
