@@ -11,6 +11,7 @@ HEAVY = ("triton", "transformers", "sklearn", "rich", "typer", "safetensors", "t
 
 
 def test_import_brings_nothing_heavy() -> None:
+    """One process, each stage of it with less imported than the next; `import twofour` gives `twofour.export`."""
     code = f"""
 import sys
 import twofour
@@ -18,6 +19,14 @@ heavy = [name for name in {HEAVY + FOR_TESTS} if name in sys.modules]
 assert not heavy, heavy
 torch = sys.modules.get("torch")
 assert torch is None or not torch.cuda.is_initialized()
+
+from typer.testing import CliRunner
+from twofour.cli import app
+assert CliRunner().invoke(app, ["--version"]).exit_code == 0
+assert CliRunner().invoke(app, ["kernels", "--help"]).exit_code == 0
+others = [name for name in ("compiler", "hardware", "training", "optimizing") if f"twofour.{{name}}" in sys.modules]
+assert not others, others
+
 twofour.prune, twofour.check, twofour.compile
 assert "transformers" not in sys.modules and "sklearn" not in sys.modules
 assert "compile" in dir(twofour)
@@ -27,15 +36,7 @@ except AttributeError as error:
     assert "nothing" in str(error)
 else:
     raise AssertionError("an unknown name was found")
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
-
-def test_every_stage_is_an_attribute() -> None:
-    """`import twofour` alone is enough to write `twofour.export.to_onnx`."""
-    code = """
-import sys
-import twofour
 stages = [name for name in sys.argv[1:] if not hasattr(twofour, name)]
 assert not stages, stages
 assert twofour.export.to_onnx and twofour.compat.asp and twofour.checker.check_weights
@@ -90,18 +91,5 @@ assert extension.threads_backend() == "own"
 if sys.platform == "linux":
     assert not any(name in open("/proc/self/maps").read() for name in ("libgomp", "libomp", "libiomp", "libtorch"))
 assert not extension.use_threads("openmp", "") and not extension.use_threads("nothing", "")
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-
-
-def test_a_command_imports_its_own_module_alone() -> None:
-    code = """
-import sys
-from typer.testing import CliRunner
-from twofour.cli import app
-assert CliRunner().invoke(app, ["--version"]).exit_code == 0
-assert CliRunner().invoke(app, ["kernels", "--help"]).exit_code == 0
-others = [name for name in ("compiler", "hardware", "training", "optimizing") if f"twofour.{name}" in sys.modules]
-assert not others, others
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -53,6 +53,8 @@ def llama(**options: Any) -> Any:
 
 
 _compiled: dict[str, tuple[Any, Any]] = {}
+_beside: dict[str, tuple[int, int]] = {}
+"""Bytes that the graphs of a model keep besides its layers, and again once they are counted, as it was compiled."""
 
 
 @pytest.fixture(params=["gpt2", "llama"])
@@ -60,8 +62,21 @@ def models(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
     """The masked model and the compiled one, whose graphs are made once."""
     if request.param not in _compiled:
         masked = twofour.prune({"gpt2": gpt2, "llama": llama}[request.param](), "2:4")
-        _compiled[request.param] = masked, twofour.compile(masked, {"input_ids": IDS}, tokens=TOKENS)
+        fast = twofour.compile(masked, {"input_ids": IDS}, tokens=TOKENS)
+        _compiled[request.param] = masked, fast
+        _beside[request.param] = beside(fast)  # calls of tests make further layouts
     yield _compiled[request.param]
+
+
+def beside(fast: Any) -> tuple[int, int]:
+    held = fast.__dict__.pop("forward")
+    if held.inner is not None:
+        object.__setattr__(fast, "forward", held.inner)
+    try:
+        added = decoding.bytes_beside(fast, held)
+    finally:
+        object.__setattr__(fast, "forward", held)
+    return added, decoding.bytes_beside(fast, held)
 
 
 def generated(model: Any, ids: Tensor, new: int = 12, **options: Any) -> Any:
@@ -102,19 +117,13 @@ def test_generate_runs_on_graphs_and_gives_the_same_tokens(models: tuple[Any, An
     assert calls == ["_begun", *["_stepped"] * 11]
 
 
-def test_the_plan_says_what_the_graphs_keep_besides_the_model(models: tuple[Any, Any]) -> None:
-    masked, _ = models  # calls of other tests have made further layouts of the other's
-    fast: Any = twofour.compile(masked, {"input_ids": IDS}, tokens=TOKENS)
-    held = fast.__dict__.pop("forward")
-    if held.inner is not None:
-        object.__setattr__(fast, "forward", held.inner)
-    try:
-        added = decoding.bytes_beside(fast, held)
-    finally:
-        object.__setattr__(fast, "forward", held)
-    said = next(note for note in fast.plan.notes if note.startswith("decoding"))
+def test_the_plan_says_what_the_graphs_keep_besides_the_model(
+    models: tuple[Any, Any], request: pytest.FixtureRequest
+) -> None:
+    added, counted = _beside[request.node.callspec.params["models"]]
+    said = next(note for note in models[1].plan.notes if note.startswith("decoding"))
     assert (f"its graphs keep {added / 1e6:.2f} MB of weights besides" in said) is bool(added), said
-    assert decoding.bytes_beside(fast, held) == 0
+    assert counted == 0
 
 
 @pytest.mark.long

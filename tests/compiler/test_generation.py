@@ -324,8 +324,12 @@ def test_the_plan_says_whose_loop_generate_is(models: tuple[Any, Any]) -> None: 
     said = next(note for note in models[1].plan.notes if note.startswith("generate()"))
     assert said.startswith("generate() takes one token after the other in a loop of its own; beam search, assistants")
     assert f"\n{said}" in str(models[1].plan), "a line of its own"
-    other: Any = type("Own", (type(models[0]),), {"generate": type(models[0]).generate, "_sample": lambda *_: None})
-    fast: Any = twofour.compile(other(models[0].config).eval(), {"input_ids": IDS}, tokens=TOKENS)
+
+
+def test_the_plan_says_that_a_model_with_a_loop_of_its_own_keeps_it() -> None:
+    model = gpt2(n_layer=1)
+    other: Any = type("Own", (type(model),), {"generate": type(model).generate, "_sample": lambda *_: None})
+    fast: Any = twofour.compile(other(model.config).eval(), {"input_ids": IDS}, tokens=TOKENS)
     whose = "of a model with a `_sample` of its own runs in transformers' own loop, with graphs where they serve"
     assert "generate" not in fast.__dict__ and f"generate() {whose}" in fast.plan.notes
 

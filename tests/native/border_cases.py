@@ -1,6 +1,6 @@
 """The child of test_border: each row of each native operation, its tensors replaced by what no kernel reads.
 
-One process imports torch, on one thread, and forks for every sixteen calls: a crash ends that child, whose last line
+One process imports torch, on one thread, and forks for every 32 calls: a crash ends that child, whose last line
 names the call. A fork copies the tables of all of torch's memory, which takes longer than a call's refusals.
 Prints how many calls and how many refusals there were.
 """
@@ -66,7 +66,7 @@ def freed(tensor: Tensor) -> Tensor:
 
 BAD: dict[str, Callable[[Tensor], Any]] = {
     "meta": lambda t: t.to("meta"),
-    "fake": lambda t: FakeTensorMode().from_tensor(t),
+    "fake": FakeTensorMode().from_tensor,
     "functional": torch._to_functional_tensor,  # pyright: ignore[reportPrivateImportUsage]
     "zero": lambda t: torch._efficientzerotensor(t.shape, dtype=t.dtype),  # pyright: ignore
     "wrapper": Wrapper,
@@ -82,6 +82,9 @@ BAD: dict[str, Callable[[Tensor], Any]] = {
 """Kinds of tensors that every operand of every call is refused in."""
 
 SIZES = ("small", "empty", "a scalar")
+
+OF_ROWS = (*SIZES, "freed", "of complex numbers")
+"""Kinds whose numbers a row's own sizes and types decide on; the others are told before it is known which row."""
 
 ANY_SIZE = {("nm_nonzero", 1), ("nm_stripes_refine", 2), ("nm_stripes_assign", 2)}
 """Operands that may be shorter: pieces of a weight, and of an order of columns."""
@@ -437,18 +440,18 @@ def calls(scale: int = 1) -> Iterator[tuple[Callable[..., Any], list[Any]]]:
                 yield function, arguments
 
 
-EACH = 16
+EACH = 32
 """Calls of one child."""
 
 
-def refusals(function: Callable[..., Any], arguments: list[Any]) -> int:
+def refusals(function: Callable[..., Any], arguments: list[Any], kinds: dict[str, Callable[[Tensor], Any]]) -> int:
     """Return how many bad operands the call refused; ends the process where one was taken."""
     assert function(*arguments) is not False or function.__name__ == "nm_mask", "the call itself is refused"
     count = 0
     for place, given in enumerate(arguments):
         if not isinstance(given, Tensor):
             continue
-        for kind, make in (BAD | ODD).items():
+        for kind, make in kinds.items():
             print(f"{named(function, arguments)}, argument {place}, {kind}", file=sys.stderr, flush=True)
             bad = make(given)
             try:
@@ -471,18 +474,23 @@ def named(function: Callable[..., Any], arguments: list[Any]) -> str:
 
 
 def main() -> None:
-    """Fork for every few calls."""
+    """Fork for every few calls; without "all" the first of each function and of its operands alone has every kind."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     for make in BAD.values():
         make(torch.zeros(2, 2))  # what their first use imports is imported once
     called = total = 0
-    every = calls()
+    every, seen, few_kinds = calls(), set[Any](), {kind: BAD[kind] for kind in OF_ROWS} | ODD
     while few := list(itertools.islice(every, EACH)):
+        kinds = []
+        for function, arguments in few:
+            known = function.__name__, *(getattr(one, "dtype", None) for one in arguments)
+            kinds.append(few_kinds if known in seen and "all" not in sys.argv else BAD | ODD)
+            seen.add(known)
         called += len(few)
         reading, writing = os.pipe()
         if (child := os.fork()) == 0:
-            os.write(writing, str(sum(refusals(*one) for one in few)).encode())
+            os.write(writing, str(sum(refusals(*one, of) for one, of in zip(few, kinds, strict=True))).encode())
             os._exit(0)
         os.close(writing)
         status = os.waitpid(child, 0)[1]

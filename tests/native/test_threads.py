@@ -25,16 +25,19 @@ def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[s
 
 # Our own pool does not read OMP_THREAD_LIMIT.
 @pytest.mark.parametrize(
-    ("source", "granted"),
+    ("source", "granted", "rounds"),
     [
-        ("openmp", "2"),
-        ("own", ""),
-        *(pytest.param(*case, marks=pytest.mark.long) for case in (("openmp", ""), ("torch", ""), ("torch", "2"))),
+        ("openmp", "2", ""),
+        ("own", "", "once"),
+        *(
+            pytest.param(*case, "", marks=pytest.mark.long)
+            for case in (("own", ""), ("openmp", ""), ("torch", ""), ("torch", "2"))
+        ),
     ],
 )
-def test_every_row_answers_the_same_from_many_threads_at_once(source: str, granted: str) -> None:
-    """Also where fewer threads are granted than asked for."""
-    done = run([str(CASES), source], **({"OMP_THREAD_LIMIT": granted} if granted else {}))
+def test_every_row_answers_the_same_from_many_threads_at_once(source: str, granted: str, rounds: str) -> None:
+    """Also where fewer threads are granted than asked for; "once": teams of several threads in one order alone."""
+    done = run([str(CASES), source, rounds], **({"OMP_THREAD_LIMIT": granted} if granted else {}))
     if source != "own" and "has no threads of" in done.stderr:
         pytest.skip(done.stderr)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
