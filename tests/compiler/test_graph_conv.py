@@ -128,7 +128,10 @@ def test_conv1d_in_a_graph() -> None:
         torch.testing.assert_close(fast(other), model(other), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("activation", [nn.SiLU(inplace=True), nn.GELU(), nn.GELU(approximate="tanh")], ids=str)
+OTHERS = (nn.SiLU(inplace=True), nn.GELU(), nn.GELU(approximate="tanh"), nn.ReLU6(inplace=True), nn.ReLU6())
+
+
+@pytest.mark.parametrize("activation", OTHERS, ids=str)
 def test_other_activations_run_in_its_pass_too(activation: nn.Module) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), activation, nn.Conv2d(32, 32, 1)).eval()
@@ -136,8 +139,23 @@ def test_other_activations_run_in_its_pass_too(activation: nn.Module) -> None:
     for given in (model, twofour.prune(model, "2:4")):
         fast = quick(given, x, graph=True)
         assert fast.plan.account.rewrites["what follows a convolution into it"] == 2
-        assert not {entry.operator for entry in fast.plan.account.after} & {"silu", "silu_", "gelu"}
+        assert not {entry.operator for entry in fast.plan.account.after} & {
+            "silu",
+            "silu_",
+            "gelu",
+            "hardtanh",
+            "hardtanh_",
+        }
         torch.testing.assert_close(fast(x), given(x), atol=1e-5, rtol=1e-5)
+
+
+def test_clips_to_other_numbers_stay_calls_of_their_own() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(16, 8, 3), nn.Hardtanh(), nn.Conv2d(8, 8, 1), nn.Hardtanh(0.0, 4.0)).eval()
+    x = torch.randn(2, 16, 9, 9)
+    fast = quick(model, x, graph=True)
+    assert fast.plan.account.rewrites["what follows a convolution into it"] == 0
+    torch.testing.assert_close(fast(x), model(x), atol=1e-5, rtol=1e-5)
 
 
 def test_zeros_around_an_image_are_left_to_the_convolution() -> None:

@@ -14,9 +14,8 @@ from tests.turns import in_turn
 from twofour import native
 from twofour.errors import KernelError, PackingError
 from twofour.kernels import convolutions, find
-from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry
+from twofour.kernels.conv import ACTIVATIONS, ConvEpilogue, ConvKernel, ConvProblem, Geometry
 from twofour.kernels.dense_conv import ONEDNN_CONV, PLAIN_CONV
-from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.fold import fold_batch_norm
 from twofour.kernels.nm_conv import from_conv_layout, nm_conv_reference, to_conv_layout
 from twofour.kernels.nm_conv.layout import from_rows, to_rows, to_turned_rows
@@ -119,12 +118,12 @@ def test_any_geometry(row: ConvKernel, data: st.DataObject) -> None:
 
 
 @each_row(ROWS)
-@in_turn("activation", ["none", "relu", "gelu", "silu"])
+@in_turn("activation", ["none", "relu", "relu6", "gelu", "silu"])
 def test_epilogues_add_then_activate(row: ConvKernel, activation: str) -> None:
     geometry = Geometry(16, 21, (1, 1))
     weight, x, bias = sparse(geometry), torch.randn(2, 16, 5, 6), torch.randn(21)
     plain = nm_conv_reference(x, weight, bias, geometry)
-    apply = {"none": nn.Identity(), "relu": nn.ReLU(), "gelu": nn.GELU(), "silu": nn.SiLU()}[activation]
+    apply = ConvEpilogue(activation).apply
     prepared = row.prepare(weight, geometry)
     for other in (None, torch.randn(2, 21, 5, 6)):
         want = apply(plain if other is None else plain + other)
@@ -302,7 +301,7 @@ def test_a_prepared_weight_is_not_the_callers_own(row: ConvKernel) -> None:
 
 
 @each_row(DEPTHWISE)
-@given(channels=st.integers(1, 80), data=st.data(), activation=st.sampled_from(["none", "relu", "gelu", "silu"]),
+@given(channels=st.integers(1, 80), data=st.data(), activation=st.sampled_from(list(ACTIVATIONS)),
        more=st.booleans(), seed=st.integers(0, 2**31))  # fmt: skip
 @settings(max_examples=40, deadline=None)
 def test_any_depthwise_geometry(
@@ -326,7 +325,7 @@ def test_any_depthwise_geometry(
         plain = row.run(x, prepared, bias, ConvProblem.of(geometry))
         y = row.run(x, prepared, bias, ConvProblem.of(geometry, activation), other)
     assert_convolution(plain, x, weight, bias, geometry)
-    want = Epilogue(activation).apply(plain if other is None else plain + other)
+    want = ConvEpilogue(activation).apply(plain if other is None else plain + other)
     torch.testing.assert_close(y, want, atol=1e-5, rtol=1e-5)
 
 
@@ -367,7 +366,10 @@ def test_whole_numbers_give_the_bits_of_the_reference(row: ConvKernel) -> None:
         swept += 1
         x, ranged = torch.randn(images, geometry.in_channels, height, width), list(RANGES.values())[count % len(RANGES)]
         whole = x if ranged.dynamic else (x * 50 + 128).clamp(0, 255).to(torch.uint8)
-        given, problem = (x, x.bfloat16(), whole)[count % 3], ConvProblem.of(geometry, ("none", "relu")[count % 2])
+        given, problem = (
+            (x, x.bfloat16(), whole)[count % 3],
+            ConvProblem.of(geometry, ("none", "relu", "relu6")[count % 3]),
+        )
         other = torch.randn(images, geometry.out_channels, *geometry.output(height, width))
         added = (None, other, other.bfloat16(), other)[count % 4]
         with threads(1 + count % 2):

@@ -95,11 +95,11 @@ def test_whole_numbers_are_exact_with_tiles_of_two(row: WinogradConv) -> None:
 
 
 @each_row(ROWS)
-@in_turn("activation", ["none", "relu", "gelu"])
+@in_turn("activation", ["none", "relu", "relu6", "gelu"])
 def test_epilogues_add_then_activate(row: WinogradConv, activation: str) -> None:
-    x, weight, bias = draw(3, 37, 7, 6), draw(45, 37, 3, 3, seed=1) / 20, draw(45, seed=2)
+    x, weight, bias = draw(3, 37, 7, 6), draw(45, 37, 3, 3, seed=1) / 8, draw(45, seed=2)
     plain = torch.conv2d(x, weight, bias, 1, 1)
-    apply = {"none": nn.Identity(), "relu": nn.ReLU(), "gelu": nn.GELU()}[activation]
+    apply = {"none": nn.Identity(), "relu": nn.ReLU(), "relu6": nn.ReLU6(), "gelu": nn.GELU()}[activation]
     prepared, problem = row.prepare(weight, SAME), ConvProblem.of(SAME, activation)
     for other in (None, draw(3, 45, 7, 6, seed=3)):
         want = apply(plain if other is None else plain + other)

@@ -13,6 +13,7 @@ from twofour.compiler.fused_matmuls import ProductLayer
 from twofour.compiler.graph_conv import ConvLayer
 from twofour.compiler.plan import LayerPlan
 from twofour.graph.base import argument, aten, calls, is_float32, replace_with, same_axes, value
+from twofour.kernels.epilogue import ACTIVATIONS
 from twofour.kernels.squeeze_excite import SqueezeExcite
 from twofour.packing import dense_of
 
@@ -121,7 +122,9 @@ def _read(module: fx.GraphModule, x: Any, scale: Any, node: fx.Node) -> tuple[fx
     mean = _step(first.args[0], images) if first is not None and reduce is not None else None
     if gate is None or expand is None or reduce is None or mean is None or not is_mean(mean, x):
         return None
-    plain = _activation(expand) == "none" and expand.problem.rows == image.shape[1]
+    plain = (
+        _activation(expand) == "none" and expand.problem.rows == image.shape[1] and _activation(reduce) in ACTIVATIONS
+    )
     return (x, reduce, expand, _GATES[gate.target]) if plain else None
 
 

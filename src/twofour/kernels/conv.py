@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -13,8 +13,9 @@ from torch.nn import functional
 
 from twofour import native
 from twofour.errors import KernelError, PackingError
+from twofour.kernels import epilogue
 from twofour.kernels.base import FLOATS, Prepared, Row
-from twofour.kernels.epilogue import ACTIVATIONS, Epilogue
+from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.operands import require_memory
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.packing import Packed, dense_of, pack
@@ -24,6 +25,10 @@ Pair = tuple[int, int]
 
 Images = tuple[int, int, int]
 """Images, height and width of an input."""
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {**epilogue.ACTIVATIONS, "relu6": functional.relu6}
+"""What a convolution does to a sum before it stores it, in the order of `conv_activation` in conv_images.h."""
 
 
 SCATTERED = "oneDNN is left out channels last: in groups with dilation and stride it can end the process"
@@ -119,6 +124,13 @@ class Geometry:
 
 
 @dataclass(frozen=True)
+class ConvEpilogue(Epilogue):
+    """The epilogue of a convolution: the activations of products, and ReLU6."""
+
+    known: ClassVar[Mapping[str, Callable[[Tensor], Tensor]]] = ACTIVATIONS
+
+
+@dataclass(frozen=True)
 class ConvProblem(Problem):
     """A convolution: a problem with a geometry. Its second operand is added before the activation.
 
@@ -131,11 +143,11 @@ class ConvProblem(Problem):
     @classmethod
     def of(cls, geometry: Geometry, activation: str = "none") -> ConvProblem:
         """Return the problem of activation(conv(x, W) + bias + other)."""
-        return cls(geometry.out_channels, Epilogue(activation), geometry=geometry)
+        return cls(geometry.out_channels, ConvEpilogue(activation), geometry=geometry)
 
     @property
     def activation(self) -> str:
-        """A key of `epilogue.ACTIVATIONS`."""
+        """A key of `ACTIVATIONS`."""
         return self.epilogue.activation
 
 
@@ -306,6 +318,8 @@ def require_image(
 def finish(y: Tensor, activation: str, other: Tensor | None) -> Tensor:
     """Return activation(y + other) in plain torch; `y` is a fresh result and is changed."""
     y = y if other is None else y.add_(other)
+    if activation == "relu6":
+        return y.clamp_(0.0, 6.0)
     return y.relu_() if activation == "relu" else ACTIVATIONS[activation](y)
 
 

@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include "kernels/conv_activation.h"
 #include "kernels/conv_axis.h"
 #include "native/binding.h"
 
@@ -20,6 +21,14 @@ inline View pixels(const Border& border, const Operand& operand, const char* rol
   }
   return view;
 }
+// By its number in `conv.ACTIVATIONS`: those of products, then ReLU6.
+inline ConvActivation conv_activation(int64_t number) {
+  constexpr int relu6 = static_cast<int>(Activation::silu) + 1;
+  if (number < 0 || number > relu6) throw std::invalid_argument("no such activation");
+  if (number == relu6) return {Activation::relu, 6.0f};
+  return {static_cast<Activation>(number)};
+}
+
 inline float* floats(const View& view) { return reinterpret_cast<float*>(view.data); }
 
 using Axis = std::array<int64_t, 4>;

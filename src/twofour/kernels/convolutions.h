@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "conv_activation.h"
 #include "conv_axis.h"
-#include "epilogue.h"
 #include "native/binding.h"
 
 namespace twofour {
@@ -21,7 +21,7 @@ struct Convolution {
   float* y;
   int64_t images, in_channels, out_channels, groups;
   ConvAxis height, width;
-  Activation activation;
+  ConvActivation activation;
   int threads;
   void* workspace;
   bool* damaged;  // set where the bytes of a weight say what no packing writes

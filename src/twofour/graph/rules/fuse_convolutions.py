@@ -24,6 +24,9 @@ from twofour.graph.base import (
     value,
 )
 
+_CLIPS = (aten.hardtanh.default, aten.hardtanh_.default, aten.relu6.default)
+"""What ReLU6 is captured as."""
+
 
 @dataclass(frozen=True)
 class Norm:
@@ -43,7 +46,7 @@ class Convolution:
     Attributes:
         layer: Name of the layer that was kept whole.
         norm: The normalisation, to be folded into the weight.
-        activation: A key of `epilogue.ACTIVATIONS`.
+        activation: A key of `conv.ACTIVATIONS`.
         residual: Whether there is an `other`.
         pad: Zeros that stood around the image in a call of their own: left, right, above, below.
     """
@@ -143,13 +146,21 @@ def _sums(graph: fx.Graph) -> int:
 
 def _activations(graph: fx.Graph) -> int:
     count = 0
-    for node in calls(graph, *ACTIVATION_CALLS):
-        source = node.args[0]
+    for node in calls(graph, *ACTIVATION_CALLS, *_CLIPS):
+        source, name = node.args[0], _activation(node)
         found = convolution_of(source)
-        if found is not None and found.activation == "none" and len(source.users) == 1:
-            _fuse(node, source, source.args, replace(found, activation=activation_name(node)))
+        if found is not None and name is not None and found.activation == "none" and len(source.users) == 1:
+            _fuse(node, source, source.args, replace(found, activation=name))
             count += 1
     return count
+
+
+def _activation(node: fx.Node) -> str | None:
+    """Return which of `conv.ACTIVATIONS` a call is; None of a clip to other numbers than ReLU6's."""
+    if node.target not in _CLIPS:
+        return activation_name(node)
+    ends = argument(node, 1, "min_val", -1.0), argument(node, 2, "max_val", 1.0)
+    return "relu6" if node.target is aten.relu6.default or ends == (0.0, 6.0) else None
 
 
 def _open(node: Any) -> bool:

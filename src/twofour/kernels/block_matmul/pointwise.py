@@ -19,6 +19,7 @@ from twofour.kernels.conv import (
     require_image,
     require_packed,
 )
+from twofour.kernels.epilogue import ACTIVATIONS
 from twofour.kernels.problem import MaybeTensor
 from twofour.packing import Packed
 from twofour.patterns import Block, Pattern
@@ -71,13 +72,14 @@ class BlockConv(ConvKernel):
     def run(
         self, x: Tensor, weight: PreparedConv, bias: MaybeTensor, problem: ConvProblem, other: MaybeTensor = None
     ) -> Tensor:
-        """Convolve; see `ConvKernel.run`. A product activates before it adds: with an `other` both come after it."""
+        """Convolve; see `ConvKernel.run`. A product activates before it adds, and has no ReLU6: they come after."""
         height, width = require_image(x, problem.geometry, other)
         pixels = channels_last(x).permute(0, 2, 3, 1).reshape(-1, problem.geometry.in_channels)
-        alone = problem if other is None else ConvProblem.of(problem.geometry)
+        within = other is None and problem.activation in ACTIVATIONS
+        alone = problem if within else ConvProblem.of(problem.geometry)
         y = self.product.run(pixels, weight, bias, alone)
         y = y.view(x.shape[0], height, width, problem.rows).permute(0, 3, 1, 2)
-        return y if other is None else finish(y, problem.activation, channels_last(other))
+        return y if within else finish(y, problem.activation, None if other is None else channels_last(other))
 
 
 def pointwise_block_rows() -> list[BlockConv]:

@@ -23,13 +23,12 @@ Convolution convolution_of(const Numbers13& n, int64_t images, const Image& from
     if (one < 1 || one > channels) throw std::invalid_argument("no such convolution");
   for (const int64_t one : {n[3], n[4], from.height, from.width})
     if (one < 1 || one > pixels) throw std::invalid_argument("no such convolution");
-  if (n[1] < 0 || n[1] > static_cast<int>(Activation::silu)) throw std::invalid_argument("no such activation");
   if (from.channels % n[0] != 0 || n[2] % n[0] != 0 || __builtin_mul_overflow(n[2] * n[3], n[4], &floats) ||
       __builtin_mul_overflow(floats, 64 * (images + 1), &floats))
     throw std::invalid_argument("no such convolution");
   Convolution c{nullptr, nullptr, 0, nullptr, nullptr, nullptr, images, from.channels, n[2], n[0],
                 axis({n[5], n[6], n[7], n[8]}, from.height, n[3]), axis({n[9], n[10], n[11], n[12]}, from.width, n[4]),
-                static_cast<Activation>(n[1]), threads, nullptr, damaged};
+                conv_activation(n[1]), threads, nullptr, damaged};
   require_halo(c.height, c.width, c.in_channels);
   if (!all_meet(c.height)) throw std::invalid_argument("rows of the answer read no row of the image");
   return c;

@@ -11,7 +11,6 @@ from torch import Tensor
 from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.conv import ConvKernel, ConvProblem, Images, PreparedConv, channels_last, require_image
-from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.problem import MaybeTensor
 
 STRIP_BYTES = 512 << 10
@@ -122,7 +121,7 @@ class ConvChain:
             dense, bias = dense.to(x.dtype), None if link.bias is None else link.bias.to(x.dtype)
             x = torch.nn.functional.pad(x, (g.before[1], g.after[1], g.before[0], g.after[0]))
             x = torch.conv2d(x, dense, bias, g.stride, 0, g.dilation, g.groups)
-            x = Epilogue(link.problem.activation).apply(x if other is None else x + other)
+            x = link.problem.epilogue.apply(x if other is None else x + other)
         return x
 
     def _numbers(self, link: Link, size: Images) -> list[int]:

@@ -34,7 +34,7 @@ const float* panels(const Border& border, const Operand& weight, const RowBase& 
 bool is_winograds(const DenseConv& a) {
   for (const ConvAxis& axis : {a.height, a.width})
     if (axis.taps != 3 || axis.stride != 1 || axis.dilation != 1) return false;
-  return a.groups == 1 && (a.activation == Activation::none || a.activation == Activation::relu);
+  return a.groups == 1 && !a.activation.passes();
 }
 
 DenseConv dense(const Convolution& c) {
@@ -72,14 +72,13 @@ void bind_dense_conv(nb::module_& m) {
     const int64_t in = from.shape[1], out = to.shape[1];
     if (in < 1 || out < 1 || groups < 1 || in % groups != 0 || out % groups != 0)
       throw std::invalid_argument("no such convolution");
-    if (activation < 0 || activation > static_cast<int>(Activation::silu)) throw std::invalid_argument("no such activation");
     const Numbers shift = border.numbers(bias, "bias", out);
     const View added = other.given() ? pixels(border, other, "second operand") : View{};
     border.require(!other.given() || std::equal(added.shape, added.shape + 4, to.shape), other, "second operand",
                    "the answer's shape");
     DenseConv args{floats(from), nullptr, shift.data(), floats(added), floats(to), from.shape[0], in, out, groups,
                    axis(height, from.shape[2], to.shape[2]), axis(width, from.shape[3], to.shape[3]),
-                   static_cast<Activation>(activation), threads, nullptr};
+                   conv_activation(activation), threads, nullptr};
     if (std::string_view(kernel.layout) != "direct" && !is_winograds(args)) throw std::invalid_argument("no such convolution");
     require_halo(args.height, args.width, in);
     args.weight = panels(border, weight, kernel, args);

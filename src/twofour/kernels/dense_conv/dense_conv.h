@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "kernels/conv_activation.h"
 #include "kernels/conv_axis.h"
-#include "kernels/epilogue.h"
 #include "native/table.h"
 
 namespace twofour {
@@ -13,13 +13,13 @@ namespace twofour {
 // (images, output height, output width, out_channels). `weight` is 64-byte aligned: for each group ceil(its outputs /
 // kConvPanel) panels, each (what the row reads one after the other, kConvPanel). `bias` may be null. `workspace` is 64-byte
 // aligned, of workspace_bytes(args) bytes, and may hold garbage. Rows of the layouts winograd2 and winograd4 take one group,
-// 3 x 3 taps of stride 1 and dilation 1, and no activation but ReLU.
+// 3 x 3 taps of stride 1 and dilation 1, and no activation but a ReLU.
 struct DenseConv {
   const float *x, *weight, *bias, *other;
   float* y;
   int64_t images, in_channels, out_channels, groups;
   ConvAxis height, width;
-  Activation activation;
+  ConvActivation activation;
   int threads;
   void* workspace;
 };

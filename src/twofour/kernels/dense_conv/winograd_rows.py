@@ -96,7 +96,7 @@ class WinogradConv(ConvKernel):
         size = require_image(x, geometry, other)
         x, whole = channels_last(x), (x.shape[0], geometry.out_channels, *size)
         y = torch.empty(whole, dtype=torch.float32, memory_format=torch.channels_last, device="cpu")
-        fused = activation in ("none", "relu")
+        fused = activation in ("none", "relu", "relu6")
         other = None if other is None else channels_last(other)
         operands = (x, weight.tensor, bias, other if fused else None, y)
         axes = zip(geometry.kernel, geometry.stride, geometry.before, geometry.dilation, strict=True)

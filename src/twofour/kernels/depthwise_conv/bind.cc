@@ -49,11 +49,10 @@ void bind_depthwise_conv(nb::module_& m) {
     const ConvAxis high = axis(height, from.shape[2], to.shape[2]), wide = axis(width, from.shape[3], to.shape[3]);
     const View taps = border.exactly(weight, "weight", {Type::f32}, high.taps * wide.taps * from.shape[1]);
     const Numbers shift = border.numbers(bias, "bias", from.shape[1]);
-    if (activation < 0 || activation > static_cast<int>(Activation::silu)) throw std::invalid_argument("no such activation");
     if (to.count() == 0) return;
     border.require(from.count() != 0, x, "input", "pixels where the answer has some");
     const Depthwise args{floats(from), floats(taps), shift.data(), floats(to), from.shape[0], from.shape[1],
-                         high, wide, static_cast<Activation>(activation)};
+                         high, wide, conv_activation(activation)};
     const Unlocked unlocked;
     run_rows(kernel, args, threads);
   });

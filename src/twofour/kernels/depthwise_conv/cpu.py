@@ -11,6 +11,7 @@ from torch import Tensor
 from twofour import native
 from twofour.kernels.base import rows_of
 from twofour.kernels.conv import (
+    ConvEpilogue,
     ConvKernel,
     ConvProblem,
     Geometry,
@@ -21,7 +22,6 @@ from twofour.kernels.conv import (
     require_image,
     too_many_taps,
 )
-from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.problem import MaybeTensor
 
 
@@ -61,7 +61,7 @@ class DepthwiseConv(ConvKernel):
         whole = (x.shape[0], geometry.out_channels, *size)
         y = torch.empty(whole, dtype=torch.float32, memory_format=torch.channels_last, device="cpu")
         axes = zip(geometry.kernel, geometry.stride, geometry.before, geometry.dilation, strict=True)
-        code, _ = Epilogue(activation if other is None else "none").codes
+        code, _ = ConvEpilogue(activation if other is None else "none").codes
         native.extension().depthwise_conv(
             self.index, channels_last(x), weight.tensor, bias, y, *axes, code, native.threads()
         )

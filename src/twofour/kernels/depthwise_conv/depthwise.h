@@ -34,6 +34,11 @@ struct DepthwiseRows {
     }
   };
 
+  // A sum on its way out, behind a ReLU if that follows.
+  static TWOFOUR_INLINE F bounded(const Depthwise& a, F sum) {
+    return a.activation.relu() ? FloatMath<V>::at_most(a.activation.most, FloatMath<V>::relu(sum)) : sum;
+  }
+
   // Sums of N outputs `step` floats apart, of `channels` channels (a vector, or fewer), in registers, then stored.
   template <int N>
   static TWOFOUR_INLINE void pixels(const Depthwise& a, const float* x, const Taps& high, const Taps& wide,
@@ -54,7 +59,7 @@ struct DepthwiseRows {
       }
     }
     TWOFOUR_UNROLL
-    for (int n = 0; n < N; n++) V::store(y + n * c, sum[n], channels);
+    for (int n = 0; n < N; n++) V::store(y + n * c, bounded(a, sum[n]), channels);
   }
   // One output, N whole vectors of channels.
   template <int N>
@@ -74,7 +79,7 @@ struct DepthwiseRows {
       }
     }
     TWOFOUR_UNROLL
-    for (int n = 0; n < N; n++) V::store_unaligned(y + n * V::width, sum[n]);
+    for (int n = 0; n < N; n++) V::store_unaligned(y + n * V::width, bounded(a, sum[n]));
   }
 
   // Output `column` of a row, all channels.
@@ -134,7 +139,7 @@ struct DepthwiseRows {
         }
       }
       TWOFOUR_UNROLL
-      for (int n = 0; n < N; n++) V::store_unaligned(y + n * c + channel, sum[n]);
+      for (int n = 0; n < N; n++) V::store_unaligned(y + n * c + channel, bounded(a, sum[n]));
     }
   }
 
@@ -151,8 +156,8 @@ struct DepthwiseRows {
       const Taps wide(a.width, n);
       pixels<1>(a, row + wide.start * a.channels + done, high, wide, done, a.channels - done, y + n * a.channels + done);
     }
-    if (a.activation != twofour::Activation::none)
-      finish_rows<V>({a.activation, twofour::Combine::none, nullptr, 0}, y, 0, 0, 1, at * a.channels, N * a.channels);
+    if (a.activation.passes())
+      finish_rows<V>({a.activation.kind, twofour::Combine::none, nullptr, 0}, y, 0, 0, 1, at * a.channels, N * a.channels);
   }
   template <int kTaps, int kStride>
   static void windows_of_rows(const Depthwise& a, int64_t begin, int64_t end) {
@@ -195,8 +200,8 @@ struct DepthwiseRows {
       for (int64_t column = 0; column < left; column++) border(a, image, high, column, y);
       if (left < right) inside(a, image, high, left, right, y);
       for (int64_t column = left < right ? right : left; column < w.output; column++) border(a, image, high, column, y);
-      if (a.activation != twofour::Activation::none)
-        finish_rows<V>({a.activation, twofour::Combine::none, nullptr, 0}, y, 0, 0, 1, 0, w.output * a.channels);
+      if (a.activation.passes())
+        finish_rows<V>({a.activation.kind, twofour::Combine::none, nullptr, 0}, y, 0, 0, 1, 0, w.output * a.channels);
     }
   }
 };

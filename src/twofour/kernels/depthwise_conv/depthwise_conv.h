@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "kernels/conv_activation.h"
 #include "kernels/conv_axis.h"
-#include "kernels/epilogue.h"
 #include "native/table.h"
 
 namespace twofour {
@@ -19,7 +19,7 @@ struct Depthwise {
   float* y;
   int64_t images, channels;
   ConvAxis height, width;
-  Activation activation;
+  ConvActivation activation;
 };
 
 // One row of the table: rows [begin, end) of outputs, counted over all images. Any sizes.

@@ -84,7 +84,6 @@ bool convolve(const NmConvKernel& kernel, const Operand& x, const Operand& weigh
   border.require(from.shape[0] == to.shape[0], y, "answer", "as many images as the input");
   const int64_t in = from.shape[1], out = to.shape[1];
   require_groups(in, out, groups);
-  if (activation < 0 || activation > static_cast<int>(Activation::silu)) throw std::invalid_argument("no such activation");
   const Numbers shift = border.numbers(bias, "bias", out);
   const View added = other.given() ? pixels(border, other, "second operand") : View{};
   border.require(!other.given() || std::equal(added.shape, added.shape + 4, to.shape), other, "second operand",
@@ -93,7 +92,7 @@ bool convolve(const NmConvKernel& kernel, const Operand& x, const Operand& weigh
   NmConv args{floats(from), packed.bytes(), (packed.behind() + int64_t{sizeof(LayoutHeader)}) / groups,
               shift.data(), floats(added), floats(to), from.shape[0], in, out, groups,
               axis(height, from.shape[2], to.shape[2]), axis(width, from.shape[3], to.shape[3]),
-              static_cast<Activation>(activation), threads, nullptr, nullptr};
+              conv_activation(activation), threads, nullptr, nullptr};
   require_halo(args.height, args.width, in);
   if (!made_for(kernel, packed, args)) return false;
   args = opened(kernel, args);

@@ -131,9 +131,9 @@ struct ConvBlocks {
         unpack_square<true>(pixels, from + ((m - m0) * used + u) * V::width, used, offset, m, V::width);
       if (whole < m1)
         unpack_square<false>(pixels, from + ((whole - m0) * used + u) * V::width, used, offset, whole, m1 - whole);
-      if (a.activation == Activation::none || a.activation == Activation::relu) continue;
+      if (!a.activation.passes()) continue;
       for (int i = 0; i < V::width; i++)
-        if (pixels[i]) finish_rows<V>({a.activation, Combine::none, nullptr, 0}, pixels[i] + m0, 0, 0, 1, 0, m1 - m0);
+        if (pixels[i]) finish_rows<V>({a.activation.kind, Combine::none, nullptr, 0}, pixels[i] + m0, 0, 0, 1, 0, m1 - m0);
     }
   }
   template <bool whole>
@@ -151,7 +151,7 @@ struct ConvBlocks {
       float* to = pixels[i] + m;
       typename V::reg v = t[i] + bias;
       if (a.other != nullptr) v = v + V::load_partial(a.other + (to - a.y), count);
-      if (a.activation == Activation::relu) v = FloatMath<V>::relu(v);
+      if (a.activation.relu()) v = FloatMath<V>::at_most(a.activation.most, FloatMath<V>::relu(v));
       if (whole) V::store_unaligned(to, v);
       else V::store_partial(to, v, count);
     }

@@ -21,6 +21,7 @@ from twofour.kernels.conv import (
     require_packed,
     too_many_taps,
 )
+from twofour.kernels.epilogue import ACTIVATIONS
 from twofour.kernels.native_product import foreign
 from twofour.kernels.nm_conv.layout import DUAL, LAYOUT, from_conv_layout, to_conv_layout
 from twofour.kernels.nm_matmul import native_rows
@@ -144,7 +145,8 @@ class PointwiseConv(PackedConv):
         self, x: Tensor, weight: PreparedConv, bias: MaybeTensor, problem: ConvProblem, other: MaybeTensor = None
     ) -> Tensor:
         """Convolve; see `ConvKernel.run`."""
-        if other is not None:  # a product activates before it adds: a pass of its own took as long as the convolution
+        if other is not None or problem.activation not in ACTIVATIONS:
+            # A product activates before it adds, and knows no ReLU6: a pass of its own took as long as the convolution.
             return self.residual.run(x, weight, bias, problem, other)
         height, width = require_image(x, problem.geometry, other)
         pixels = channels_last(x).permute(0, 2, 3, 1).reshape(-1, problem.geometry.in_channels)

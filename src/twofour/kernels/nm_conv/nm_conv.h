@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "kernels/conv_activation.h"
 #include "kernels/conv_axis.h"
-#include "kernels/epilogue.h"
 #include "native/table.h"
 
 namespace twofour {
@@ -24,7 +24,7 @@ struct NmConv {
   float* y;
   int64_t images, in_channels, out_channels, groups;
   ConvAxis height, width;
-  Activation activation;
+  ConvActivation activation;
   int threads;
   void* workspace;
   bool* damaged;

@@ -7,8 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from twofour.kernels.conv import ConvProblem, padded
-from twofour.kernels.epilogue import ACTIVATIONS
+from twofour.kernels.conv import ACTIVATIONS, ConvProblem, padded
 from twofour.kernels.quantization import quantize_input, quantize_output
 from twofour.shapes import Float, Float32, Int8, Real
 

@@ -10,6 +10,8 @@ from torch import Tensor
 from twofour import native
 from twofour.kernels.base import FLOATS, Kernel, Prepared
 from twofour.kernels.conv import (
+    ACTIVATIONS,
+    ConvEpilogue,
     ConvKernel,
     ConvProblem,
     Geometry,
@@ -20,7 +22,7 @@ from twofour.kernels.conv import (
     too_many_taps,
 )
 from twofour.kernels.dense_matmul import native_dense_rows, stored_rows, whole_rows
-from twofour.kernels.epilogue import ACTIVATIONS, PLAIN_EPILOGUE
+from twofour.kernels.epilogue import PLAIN_EPILOGUE
 from twofour.kernels.native_product import foreign, not_plain
 from twofour.kernels.nm_matmul import native_rows
 from twofour.kernels.problem import MaybeTensor
@@ -91,6 +93,9 @@ class WindowConv(ConvKernel):
         size = require_image(x, geometry, other, reads, FLOATS)
         shape = (x.shape[0], geometry.out_channels, *size)
         y = torch.empty(shape, dtype=dtype, memory_format=torch.channels_last, device="cpu")
+        if problem.activation == "relu6":  # rounding keeps the order, so that the bound is one of what was rounded
+            y = self.run(x, weight, bias, replace(problem, epilogue=ConvEpilogue("relu")), other)
+            return y.clamp_(max=quantize_output(torch.tensor(6.0), replace(quantization, y_dtype=y.dtype)).item())
         if other is not None and problem.activation not in ADDED_FIRST:
             sums = replace(problem, epilogue=PLAIN_EPILOGUE, quantization=replace(quantization, y_dtype=torch.float32))
             y = ACTIVATIONS[problem.activation](self.run(x, weight, bias, sums, other.float()))

@@ -132,18 +132,17 @@ struct Direct {
   }
 
   void multiply(int64_t b, int64_t count, int64_t panel, int64_t group, int64_t image) const {
-    using twofour::Activation;
     const Block& to = block(b);
     const int64_t output = group * plan.outputs + panel * kConvPanel, floats = plan.runs * plan.length * kConvPanel;
     const int64_t at = image * a.height.output * a.width.output * a.out_channels + output;
     DirectPanel p{a.weight + (group * plan.panels + panel) * floats, a.bias ? a.bias + output : nullptr,
                   a.other ? a.other + at : nullptr, a.y + at, a.out_channels,
                   least(kConvPanel, plan.outputs - panel * kConvPanel), plan.length, {}, {}, {},
-                  a.activation == Activation::relu};
+                  a.activation};
     fetch(b, count, panel, image, &p);
     direct_block<V>(to, p);
-    if (a.activation == Activation::none || p.relu) return;
-    const Epilogue epilogue{a.activation, twofour::Combine::none, nullptr, 0};
+    if (!a.activation.passes()) return;
+    const Epilogue epilogue{a.activation.kind, twofour::Combine::none, nullptr, 0};
     if (to.at[to.pixels - 1] - to.at[0] == to.pixels - 1) {
       finish_rows<V>(epilogue, p.y, p.stride, to.at[0], to.pixels, 0, p.rows);
       return;

@@ -16,7 +16,7 @@ struct DirectPanel {
   float* y;                       // as `other` at the panel's first output
   int64_t stride, rows, length;   // floats from pixel to pixel of y and `other`; outputs of the panel; floats of a run
   Stream read, written, added;    // what comes next: weights or pixels, and of the answer and what is added to it
-  bool relu;
+  twofour::ConvActivation activation;
 };
 
 // `Inputs` inputs from k on of one run. An address is read once for all of them: that takes as long as a multiply-add.
@@ -81,7 +81,7 @@ TWOFOUR_NOINLINE void direct_sums(const typename DirectPlan<V>::Block& block, co
       const int64_t place = block.at[t] * p.stride + n * V::width;
       typename V::reg v = sums[t][n] + bias;
       if (other != nullptr) v = v + V::load(other + place, left);
-      if (p.relu) v = FloatMath<V>::relu(v);
+      if (p.activation.relu()) v = FloatMath<V>::at_most(p.activation.most, FloatMath<V>::relu(v));
       V::store(y + place, v, left);
     }
   }

@@ -96,7 +96,8 @@ struct Winograd {
       for (int i = 0; i < m; i++) half[i][j] = y[i];
     }
     const reg bias = a.bias == nullptr ? V::zero() : V::load_partial(a.bias + channel, count);
-    const bool relu = a.activation == twofour::Activation::relu;
+    const bool relu = a.activation.relu();
+    const reg most = V::all(a.activation.most);
     for (int64_t i = 0; i < high; i++) {
       reg y[m];
       Points::output(half[i], y);
@@ -107,7 +108,7 @@ struct Winograd {
         const int64_t pixel = row + j * a.out_channels;
         reg v = y[j] + bias;
         if (a.other != nullptr) v = v + (whole ? V::load_unaligned(a.other + pixel) : V::load_partial(a.other + pixel, count));
-        if (relu) v = V::max(V::zero(), v);  // a NaN stays one: the second operand wins
+        if (relu) v = V::min(most, V::max(V::zero(), v));  // a NaN stays one: the second operand wins
         if (whole) V::store_unaligned(a.y + pixel, v);
         else V::store_partial(a.y + pixel, v, count);
       }
