@@ -6,6 +6,7 @@ import copy
 import logging
 import pickle
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from twofour.compiler.whole_model import WholeModel
 from twofour.graph.executor.recorder import tensors_in
 from twofour.kernels import find
 from twofour.kernels.dense_matmul import ONEDNN, PLAIN
+from twofour.native import pages
 from twofour.packing import Packed, dense_of, pack
 
 pytestmark = pytest.mark.usefixtures("no_measuring")
@@ -79,6 +81,29 @@ def assert_kept_once(dtype: str, kind: str) -> None:
         want, found = model(*EXAMPLE), type(fast).forward(fast, *EXAMPLE)
     torch.testing.assert_close(found, want, atol=1e-4 if dtype == "float32" else 0.5, rtol=0.1)
     assert all(own[name].prepared.nbytes for name in given_up)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="weights have pages of their own on Linux alone")
+def test_what_is_kept_stands_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "LEAST", 1 << 10)
+    monkeypatch.setattr(pages, "_WEIGHTS", pages._Weights())
+    held = list[tuple[int, int]]()
+
+    def noting(tensors: Iterable[torch.Tensor]) -> None:
+        tensors = list(tensors)
+        for mapping in pages._WEIGHTS._mappings:  # pages of 2 MB are larger than this model
+            mapping.large = {*range(0, pages.SHARED, pages.HUGE_PAGE)}
+        pages._WEIGHTS.gather(tensors)
+        (mapping,) = pages._WEIGHTS._mappings
+        held.append((len(mapping.free), mapping.free[0][0]))
+
+    monkeypatch.setattr(pages, "gather", noting)
+    fast = whole(twofour.prune(Encoder().eval(), "2:4"), EXAMPLE)
+    assert held and held[0][0] == 1, "nothing is free between the weights"
+    assert held[0][1] <= fast.plan.bytes_after + 64 * len(fast.plan.layers)
+    with torch.inference_mode():
+        want = type(fast).forward(fast, *EXAMPLE)
+        torch.testing.assert_close(fast(*EXAMPLE), want, atol=1e-4, rtol=1e-4)
 
 
 def test_float32_takes_no_more_than_dense_and_says_when_it_will(caplog: pytest.LogCaptureFixture) -> None:
@@ -179,7 +204,7 @@ def bert(seed: int = 0) -> nn.Module:
 
 def bytes_held(fast: nn.Module) -> int:
     """Bytes of all weights of two axes and more that the model and its graph hold, each memory once."""
-    programs = [one.names for one in _programs(vars(fast)["forward"])]
+    programs = [one.python.names for one in _programs(vars(fast)["forward"])]
     found = (one for one in (*fast.parameters(), *tensors_in(programs)) if one.ndim > 1 and one.is_floating_point())
     every = {memory_of(one): one for one in found}
     tables = {memory_of(one.weight) for one in fast.modules() if isinstance(one, nn.Embedding)}

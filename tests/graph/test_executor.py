@@ -248,6 +248,22 @@ def test_sizes_that_never_come_again_push_out_no_recording() -> None:
     assert all(len(arena._values) <= KEPT for arena in executor._arenas)
 
 
+@torch.inference_mode()
+def test_recordings_of_given_up_tensors_go() -> None:
+    executor = Executor(Straight(simple, a=SCALE))  # type: ignore[arg-type]
+    few, many = torch.randn(2, WIDTH), torch.randn(600, WIDTH)
+    for x in (few, many):
+        executor.prepare([x])
+    replays = executor._recordings.replays()
+    executor.forget({id(few)})
+    assert len(executor._recordings) == 2
+    replays[1].values.append(gone := torch.ones(3))
+    executor.forget({id(gone)})
+    assert executor.met([few]) is not None and executor.met([many]) is None
+    assert all(arena.nbytes <= replays[0].arena_bytes for arena in executor._arenas)
+    agree(executor, many)
+
+
 def test_more_kinds_of_calls_than_are_kept_are_not_recorded_again_and_again() -> None:
     recordings, recorded, rounds = Recordings(), 0, 40
     for _ in range(rounds):

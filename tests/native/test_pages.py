@@ -79,6 +79,37 @@ def test_small_buffers_share_large_pages_and_give_them_back():
 
 
 @linux
+def test_what_is_left_between_freed_weights_is_moved_together():
+    buffers, before = list[Tensor](), _resident()
+    for number in range(48):
+        with torch.inference_mode(number % 2 == 0):
+            buffers.append(pages.empty(700_000).view(torch.float32).view(700, 250).fill_(number))
+    part = buffers[40][1:3].detach()
+    kept = [(buffer, id(buffer)) for buffer in (*buffers[:30:3], buffers[40])]
+    del buffers
+    gc.collect()
+    pages.gather([*(buffer for buffer, _ in kept), part, torch.zeros(3).to_sparse()])
+    gc.collect()
+    taken = _resident() - before
+    assert [int(buffer[-1, -1]) for buffer, _ in kept] == [*range(0, 30, 3), 40]
+    assert all(id(buffer) == place and buffer.shape == (700, 250) for buffer, place in kept)
+    assert [buffer.is_inference() for buffer, _ in kept] == [number % 2 == 0 for number in (*range(0, 30, 3), 40)]
+    assert part.data_ptr() == kept[-1][0][1].data_ptr() and part.tolist() == [[40.0] * 250] * 2
+    assert taken < 11 * 700_000 + (1 << 20)
+    assert not any(mapping.unused >= pages.HUGE_PAGE for mapping in pages._WEIGHTS._mappings)
+
+
+@linux
+def test_small_pages_go_back_each_by_itself():
+    buffers = [pages.empty(200_000).fill_(number) for number in range(6)]  # less than a large page
+    before = _resident()
+    del buffers[1:5]
+    gc.collect()
+    assert before - _resident() > 3 * 200_000
+    assert [int(buffer[0]) for buffer in buffers] == [0, 5]
+
+
+@linux
 def test_buffers_are_taken_and_given_back_by_several_threads_at_once():
     sizes, wrong = [70_000, 900_000, 3_000_000, 64 << 10], list[int]()
 

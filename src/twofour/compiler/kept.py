@@ -7,7 +7,7 @@ call that wants them (`PreparedWeights.at`), and stay from then on.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from types import MethodType
@@ -26,8 +26,10 @@ from twofour.compiler.plan import LayerPlan, Plan
 from twofour.compiler.prepared import Ledger, Origin, PreparedWeights, RowsOf
 from twofour.compiler.unfolded import Unfolded
 from twofour.compiler.whole_model import WholeModel
-from twofour.graph import Program
+from twofour.graph import Executor
+from twofour.graph.executor.recorder import tensors_in
 from twofour.kernels.base import Prepared
+from twofour.native import pages
 from twofour.packing import Packed
 
 logger = logging.getLogger("twofour.compiler")
@@ -46,16 +48,24 @@ def keep_what_runs(fast: nn.Module, plan: Plan) -> Plan:
         fast: The compiled model, its engine chosen.
         plan: What was decided for it.
     """
+    plan = _without_others(fast, plan)
+    pages.gather(tensors_in(fast))
+    native.release_free_memory()
+    return plan
+
+
+def _without_others(fast: nn.Module, plan: Plan) -> Plan:
     engine = plan.account.engine if plan.account else "layers"
     held = _Held.of(fast, plan, layers_run=engine != "graph")
     if engine != "inductor":  # whose code has the weights that it was made for
         held.give_up()
+        for program in held.programs:
+            program.forget(held.freed)  # recordings for other token counts read them
     entries = tuple(replace(entry, bytes_after=entry.bytes_after - held.saved(entry)) for entry in plan.layers)
     plan = replace(plan, layers=entries)
     ledger = Ledger(plan.bytes_before, plan.bytes_after, plan.memory)
     for weights in held.weights():
         weights.ledger = ledger
-    native.release_free_memory()
     plan = with_bytes_beside(fast, plan)
     if ledger.said:
         logger.warning("%s", ledger.text)
@@ -74,6 +84,7 @@ class _Held:
         layers: The compiled Linears and convolutions by name.
         products: Those of the whole model's graph.
         others: Those of the graphs of calls with a cache.
+        programs: All graphs.
         wanted: Places of the layouts that are read, by the id of a weight; of one that none reads there is no entry.
         before: The prepared weights that each held at first, by its id.
         freed: Bytes of those that none holds any more, by their tensors' ids.
@@ -84,6 +95,7 @@ class _Held:
     layers: Mapping[str, CompiledLinear | CompiledConv]
     products: list[ProductLayer | ConvLayer]
     others: list[ProductLayer | ConvLayer]
+    programs: list[Executor]
     wanted: dict[int, set[int]] = field(default_factory=dict)
     before: dict[int, list[Prepared]] = field(default_factory=dict)
     freed: dict[int, int] = field(default_factory=dict)
@@ -100,7 +112,9 @@ class _Held:
         layers = {
             name: module for name, module in fast.named_modules() if isinstance(module, CompiledLinear | CompiledConv)
         }
-        found = cls(layers, list(_products(_programs(whole))), [p for one in steps for p in _products(_programs(one))])
+        programs = [program for one in (whole, *steps) for program in _programs(one)]
+        beside = [program for one in steps for program in _programs(one)]
+        found = cls(layers, list(_products(_programs(whole))), list(_products(beside)), programs)
         found.own = frozenset(map(memory_of, (*fast.parameters(), *fast.buffers())))
         for product in (*found.products, *found.others):
             found._want(product, product.tokens if isinstance(product, ProductLayer) else 1)
@@ -182,19 +196,19 @@ def _with_one_like_first(weights: PreparedWeights, places: Collection[int]) -> s
     return set(places) if set(places) & set(like) else {*places, min(like, key=weights.size)}
 
 
-def _programs(forward: Any) -> Iterator[Program]:
+def _programs(forward: Any) -> Iterator[Executor]:
     """Yield the programs of a whole model's forward: of plain batches, and of those with padding."""
     if isinstance(forward, WholeModel):
-        yield forward.program.python
+        yield forward.program
         if forward.ragged is not None:
-            yield forward.ragged.program.python
+            yield forward.ragged.program
 
 
-def _products(programs: Iterator[Program]) -> Iterator[ProductLayer | ConvLayer]:
+def _products(programs: Iterable[Executor]) -> Iterator[ProductLayer | ConvLayer]:
     """Yield the products and convolutions of programs, each once; they may stand inside calls of several."""
     met = set[int]()
     for program in programs:
-        bound = [one.__self__ if isinstance(one, MethodType) else one for one in program.names.values()]
+        bound = [one.__self__ if isinstance(one, MethodType) else one for one in program.python.names.values()]
         for module in (inner for one in bound if isinstance(one, nn.Module) for inner in one.modules()):
             if isinstance(module, ProductLayer | ConvLayer) and id(module) not in met:
                 met.add(id(module))

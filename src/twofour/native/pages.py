@@ -12,6 +12,7 @@ import sys
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -54,6 +55,15 @@ class _Mapping:
         self.memory = memoryview(self.map)[self.ahead : self.ahead + nbytes]
         self.address = torch.frombuffer(self.memory, dtype=torch.uint8, count=1).data_ptr()
         self.free = [(0, nbytes)]
+        self.large: set[int] = set()
+        """Where pages begin that were asked for as large ones: these go back as a whole, small ones each by itself."""
+
+    @property
+    def unused(self) -> int:
+        """Bytes that nobody has and that cannot go back, since they share a large page with what somebody has."""
+        return sum(
+            min(b, low + HUGE_PAGE) - max(a, low) for low in self.large for a, b in self.free if _meet(low, a, b)
+        )
 
     def take(self, nbytes: int) -> int | None:
         """Return where so many bytes are taken now, None where there is no room."""
@@ -71,7 +81,8 @@ class _Mapping:
         """Ask for the large pages that were filled up by what was taken; those begun by others have small ones."""
         for low in range(begin // HUGE_PAGE * HUGE_PAGE, end, HUGE_PAGE):
             high = low + HUGE_PAGE
-            if not any(a < high and low < b for a, b in self.free):
+            if not any(_meet(low, a, b) for a, b in self.free):
+                self.large.add(low)
                 whole = begin <= low and high <= end
                 ask = extension().advise_huge_pages if whole else extension().collapse_huge_pages
                 ask(self.address + low, HUGE_PAGE)
@@ -79,14 +90,22 @@ class _Mapping:
     def give(self, begin: int, nbytes: int) -> None:
         """Let a part be free; pages with nothing else go back to the system."""
         end = begin + _up(nbytes, LINE)
+        given = range(begin // HUGE_PAGE * HUGE_PAGE, end, HUGE_PAGE)
         for part in [(a, b) for a, b in self.free if b == begin or a == end]:
             self.free.remove(part)
             begin, end = min(begin, part[0]), max(end, part[1])
         self.free = sorted([*self.free, (begin, end)])
-        first, last = self.ahead + _up(begin, HUGE_PAGE), self.ahead + end // HUGE_PAGE * HUGE_PAGE
-        if first < last:
-            for advice in (mmap.MADV_DONTNEED, mmap.MADV_NOHUGEPAGE):
-                self.map.madvise(advice, first, last - first)
+        for low in given:
+            first, last = max(begin, low), min(end, low + HUGE_PAGE)
+            if last - first == HUGE_PAGE:
+                self.large.discard(low)
+                self._return(first, last, mmap.MADV_DONTNEED, mmap.MADV_NOHUGEPAGE)
+            elif low not in self.large:
+                self._return(_up(first, mmap.PAGESIZE), last // mmap.PAGESIZE * mmap.PAGESIZE, mmap.MADV_DONTNEED)
+
+    def _return(self, first: int, last: int, *advices: int) -> None:
+        for advice in advices if first < last else ():
+            self.map.madvise(advice, self.ahead + first, last - first)
 
 
 class _Weights:
@@ -112,6 +131,24 @@ class _Weights:
         weakref.finalize(part, self._give, mapping, begin, nbytes).atexit = False
         return torch.frombuffer(part, dtype=torch.uint8)
 
+    def gather(self, tensors: Iterable[Tensor]) -> None:
+        """Move tensors out of mappings with unused memory; see `gather`."""
+        with self._lock:
+            self._settle()
+            loose = [mapping for mapping in self._mappings if mapping.unused >= HUGE_PAGE]
+            self._mappings = [mapping for mapping in self._mappings if mapping not in loose]  # nothing goes there
+        standing: dict[int, list[Tensor]] = {}
+        for tensor in tensors if loose else ():
+            if type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and tensor.is_cpu:
+                standing.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
+        for mapping in loose:
+            for address in sorted(standing):
+                if mapping.address <= address < mapping.address + SHARED:
+                    _move(standing.pop(address))
+        with self._lock:
+            self._settle()
+            self._mappings += [mapping for mapping in loose if mapping.free != [(0, SHARED)]]
+
     def _give(self, *part: *tuple[_Mapping, int, int]) -> None:
         self._given.append(part)
         # The collector may call this in the midst of `empty`, whose next call settles it then.
@@ -125,11 +162,38 @@ class _Weights:
         while self._given:
             mapping, begin, nbytes = self._given.popleft()
             mapping.give(begin, nbytes)
-            if mapping.free == [(0, SHARED)]:
+            if mapping.free == [(0, SHARED)] and mapping in self._mappings:
                 self._mappings.remove(mapping)
 
 
 _WEIGHTS = _Weights()
+
+
+def gather(tensors: Iterable[Tensor]) -> None:
+    """Move weights together where others that stood between them are gone; they stay the tensors that they are.
+
+    A large page goes back to the system as a whole, so one that is half empty keeps all its memory: of a small ViT,
+    whose compilation had made twice as many weights as it kept, 55 MB took 121. Nobody may read them meanwhile.
+
+    Args:
+        tensors: All that stand on the memory of these weights; what else does keeps its memory where it is.
+    """
+    _WEIGHTS.gather(tensors)
+
+
+def _move(tensors: list[Tensor]) -> None:
+    """Move tensors of one memory, and those that they are views of, elsewhere."""
+    storage = tensors[0].untyped_storage()
+    elsewhere = empty(storage.nbytes()).untyped_storage().copy_(storage)
+    for tensor in {id(one): one for view in tensors for one in (view, view._base) if one is not None}.values():
+        with torch.inference_mode(tensor.is_inference()):  # whether it counts writes stays as it is
+            moved = torch.empty(0, dtype=tensor.dtype, device="cpu")
+            tensor.data = moved.set_(elsewhere, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def _meet(low: int, begin: int, end: int) -> bool:
+    """Tell whether a part touches the page that begins at `low`."""
+    return begin < low + HUGE_PAGE and low < end
 
 
 def _up(number: int, step: int) -> int:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from twofour import native
 from twofour.graph.executor.kept import Recordings
 from twofour.graph.executor.recorder import FoldedError, Recorder, RefusedError, tensors_in
 from twofour.graph.executor.replay import Arena, Calls, Replay
@@ -27,6 +28,10 @@ logger = logging.getLogger("twofour.graph")
 
 MOST_WEIGHTS = 64 << 20
 """Bytes of weights that recordings may keep beside the program's own; the recordings used least go beyond that."""
+
+
+LARGE_RUN = 16 << 20
+"""Bytes between inputs and outputs from which a run takes longer than malloc to look for what can go back: 0.3 ms."""
 
 
 class Executor:
@@ -107,6 +112,8 @@ class Executor:
                 recorder, outputs = self._watched(leaves, fold=False)
                 replay = Replay(recorder, leaves, outputs)
             self._keep(key, replay)
+            if replay.calls.intermediate_bytes > LARGE_RUN:
+                native.release_free_memory()  # the Python program's results: a replay stands in its arena
         except (RefusedError, ValueError) as error:
             self._refuse(key, str(error))
         return outputs
@@ -142,11 +149,19 @@ class Executor:
         while sum(self._weights_of_its_own(held).values()) > MOST_WEIGHTS and len(self._recordings) > 1:
             dropped = self._recordings.put(key, replay, len(self._recordings) - 1)
         if dropped:
-            kept = self._recordings.replays()
-            most = max((one.arena_bytes for one in kept), default=0)
-            self._arenas = [arena for arena in list(self._arenas) if arena.nbytes <= most]
-            for arena in list(self._arenas):
-                arena.forget(kept)
+            self._fit_arenas()
+
+    def forget(self, tensors: Collection[int]) -> None:
+        """Drop recordings that read some tensors, given by identity, which the program has no more."""
+        if self._recordings.drop(tensors):
+            self._fit_arenas()
+
+    def _fit_arenas(self) -> None:
+        kept = self._recordings.replays()
+        most = max((one.arena_bytes for one in kept), default=0)
+        self._arenas = [arena for arena in list(self._arenas) if arena.nbytes <= most]
+        for arena in list(self._arenas):
+            arena.forget(kept)
 
     def _weights_of_its_own(self, held: set[int]) -> dict[int, int]:
         """Return the bytes of what recordings keep and the program does not: oneDNN's weights for other sizes."""

@@ -8,6 +8,7 @@ ever: 5 % of the calls record.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +88,15 @@ class Recordings:
             self._entries.pop(min(rest, key=lambda pair: pair[0])[1], None)
             dropped = True
         return dropped
+
+    def drop(self, tensors: Collection[int]) -> bool:
+        """Drop the recordings that keep one of some tensors, given by identity; tells whether there were any."""
+        entries = [(key, entry.replay) for key, entry in list(self._entries.items())]
+        replays = [(key, replay) for key, replay in entries if isinstance(replay, Replay)]
+        keeping = [key for key, replay in replays if any(id(value) in tensors for value in replay.values)]
+        for key in keeping:
+            self._entries.pop(key, None)
+        return bool(keeping)
 
     def replays(self) -> list[Replay]:
         """Return the recordings."""
