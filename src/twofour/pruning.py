@@ -248,8 +248,7 @@ def _better_order(
     except BaseException:
         report.undo()
         raise
-    tell = _log.info if report.kept else _log.warning
-    tell("judged on %d samples held back: %s", held.samples, str(report).splitlines()[1].strip())
+    _log.info("judged on %d samples held back: %s", held.samples, str(report).splitlines()[1].strip())
     model.__dict__[_REPORT] = report.final()
     return solved
 

@@ -62,7 +62,7 @@ def test_a_training_that_makes_it_worse_gives_back_where_it_began(caplog):
     assert result.sparse.held < min(epoch.held for epoch in result.sparse.history)
     assert all(torch.equal(value, found[0][name]) for name, value in model.state_dict().items())
     assert "no epoch made the model better" in caplog.text
-    assert "the best state is that before the training" in str(result)
+    assert "the state before the training stands" in str(result)
 
 
 def test_without_a_length_the_rate_is_said_to_be_constant():
@@ -98,6 +98,26 @@ def test_the_loss_that_is_shown_is_that_of_the_state_that_stands():
     history = tuple(Epoch(number, loss, 0.1, 0.5) for number, loss in ((1, 0.25), (2, 0.75)))
     shown = [str(Result(Run("sparse", 0.5, history, 1.0, None, kept), None, 0)).split("\n")[1] for kept in (None, 1, 0)]
     assert [line.split()[3] for line in shown] == ["0.7500", "0.2500", "-"]
+
+
+def test_what_a_training_won_is_one_sentence():
+    plain = (Epoch(1, 0.5, 0.1, None), Epoch(2, 0.25, 0.1, None))
+    judged = tuple(Epoch(epoch.epoch, epoch.loss, 0.1, {"right": epoch.loss}, held=epoch.loss) for epoch in plain)
+    runs = [
+        Run("sparse", None, plain, 1.0),
+        Run("sparse", {"right": 0.1}, judged, 1.0, 0.75, 1),
+        Run("sparse", 0.5, plain, 1.0, 0.75, 0),
+    ]
+    assert [run.won for run in runs] == [
+        "sparse: loss 0.5 in the first epoch, 0.25 in the last; the state after epoch 2 of 2 stands",
+        "sparse: loss on what judges 0.75 before, 0.5 after, evaluation right 0.1 before, right 0.5 after; the state "
+        "after epoch 1 of 2 stands",
+        "sparse: loss on what judges 0.75 before, 0.75 after, evaluation 0.5 before, 0.5 after; the state before the "
+        "training stands",
+    ]
+    assert plain[0].told == "loss 0.5000" and judged[0].told == "loss 0.5000, 0.5 on what judges, evaluation right 0.5"
+    assert "evaluate=, a function of the model, tells" in Result(runs[0], None, 0).won
+    assert Result(runs[2], runs[2], 0).won.endswith("; sparse minus control +0")
 
 
 def test_the_callers_optimiser_and_schedule_are_obeyed():

@@ -77,7 +77,6 @@ def completed(
         notes.append(f"AdamW at a {kind} of {rate:g}, {way}" if cycled else f"AdamW at a rate of {rate:g}")
     if is_auto(epochs):
         epochs = epochs_for(loader)
-        notes.append(f"{epochs} epochs")
     settings = {**settings, "schedule_every": "step"} if cycled else settings
     plan = Plan(loader, loss, optimizer, None if is_auto(schedule) else schedule, epochs, **settings)
     plan.check()

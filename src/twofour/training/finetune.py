@@ -9,6 +9,7 @@ the control run.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +32,8 @@ from twofour.training.lesson import taught
 from twofour.training.plan import Evaluate, Loss, OptimizerFactory, Plan, ScheduleFactory, SchemeFactory
 from twofour.training.result import OTHER, Result, Run
 from twofour.training.schemes import gradual
+
+log = logging.getLogger("twofour.training")
 
 
 def finetune(
@@ -153,7 +156,9 @@ def finetune(
     with checkpoints.alone(folder), Progress(progress, stays=True) as display:
         beside, further = _ready(model, plan, options, wish, folder, progress)
         sparse, dense, told = _runs(model, plan, beside, folder, display, pruned=options is not None)
-    return Result(sparse, dense, seed, beside.plan.taught, (*notes, *further, *told))
+    result = Result(sparse, dense, seed, beside.plan.taught, (*notes, *further, *told))
+    log.info("%s", result.won)
+    return result
 
 
 def _ready(

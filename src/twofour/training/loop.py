@@ -115,14 +115,7 @@ def finish_epoch(trainee: Trainee, plan: Plan) -> None:
     if isinstance(plan.loader, Lesson) and plan.loader.guided:
         record["taught"] = trainee.taught / trainee.step
     trainee.history.append(record)
-    log.info(
-        "%s epoch %d of %d: loss %.4f, evaluation %s",
-        trainee.name,
-        record["epoch"],
-        plan.epochs,
-        loss,
-        evaluation,
-    )
+    log.info("%s epoch %d of %d: %s", trainee.name, record["epoch"], plan.epochs, Epoch(**record).told)
     trainee.epoch, trainee.step, trainee.taught, trainee.loss_sum = trainee.epoch + 1, 0, 0, 0.0
     trainee.save()
 

@@ -31,6 +31,13 @@ class Epoch:
     held: float | None = None
     taught: float | None = None
 
+    @property
+    def told(self) -> str:
+        """The loss, and what else is known."""
+        judged = "" if self.held is None else f", {self.held:.4g} on what judges"
+        evaluated = "" if self.evaluation is None else f", evaluation {_text(self.evaluation)}"
+        return f"loss {self.loss:.4f}{judged}{evaluated}"
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -64,6 +71,19 @@ class Run:
         """Mean loss of the last epoch."""
         return self.history[-1].loss
 
+    @property
+    def won(self) -> str:
+        """What the training changed, in a sentence, by all that is known of it."""
+        kept = len(self.history) if self.kept is None else self.kept
+        held = self.history[kept - 1].held if kept else self.held
+        parts = [] if held is None else [f"loss on what judges {self.held:.4g} before, {held:.4g} after"]
+        if self.evaluation is not None:
+            parts.append(f"evaluation {_text(self.before)} before, {_text(self.evaluation)} after")
+        if not parts:
+            parts.append(f"loss {self.history[0].loss:.4g} in the first epoch, {self.loss:.4g} in the last")
+        stands = f"after epoch {kept} of {len(self.history)}" if kept else "before the training"
+        return f"{self.name}: {', '.join(parts)}; the state {stands} stands"
+
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists and numbers, ready for `json.dumps`."""
         return {**dataclasses.asdict(self), "history": [dataclasses.asdict(epoch) for epoch in self.history]}
@@ -95,6 +115,16 @@ class Result:
         return _difference(self.sparse.evaluation, self.control.evaluation)
 
     @property
+    def won(self) -> str:
+        """What the training changed, of the control too, and how to know more."""
+        parts = [run.won for run in (self.sparse, self.control) if run is not None]
+        if self.difference is not None:
+            parts.append(f"sparse minus control {_text(self.difference, sign='+')}")
+        if self.sparse.evaluation is None:
+            parts.append("evaluate=, a function of the model, tells what that is in accuracy")
+        return "; ".join(parts)
+
+    @property
     def seconds(self) -> float:
         """Working time of both runs."""
         return self.sparse.seconds + (self.control.seconds if self.control else 0.0)
@@ -119,11 +149,7 @@ class Result:
             lines.append(f"{run.name:<9}{before:<14}{after:<14}{_loss(run):<9}{len(run.history)}")
         if self.difference is not None:
             lines.append(f"sparse minus control: {_text(self.difference, sign='+')} (one run each, seed {self.seed})")
-        lines += [
-            f"{run.name}: the best state is that {f'after epoch {run.kept}' if run.kept else 'before the training'}"
-            for run in runs
-            if run.kept is not None and run.kept != len(run.history)
-        ]
+        lines += [run.won for run in runs if run.kept is not None]
         if self.teacher is not None:
             shares = [epoch.taught for epoch in self.sparse.history if epoch.taught is not None]
             where = f" in {sum(shares) / len(shares):.1%} of its batches, clearly better there" if shares else ""

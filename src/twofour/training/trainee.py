@@ -179,8 +179,6 @@ class Trainee:
                 "stands. A lower learning rate or more epochs may do more",
                 self.name,
             )
-        else:
-            log.info("%s run: the state after epoch %d of %d is the best", self.name, best.epoch, len(self.history))
 
     @contextmanager
     def best_stands(self, epochs: int) -> Iterator[None]:
