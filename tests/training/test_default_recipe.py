@@ -84,7 +84,7 @@ def test_float16_needs_an_optimiser_of_its_own():
     with pytest.raises(TrainingError, match=r"cannot train weights in float16[\s\S]*0.weight[\s\S]*model.bfloat16"):
         quick(model, data, optimizer="auto")
     assert not masks.of(model)
-    assert defaults.optimizer_for(model.bfloat16())[1] > 0
+    assert defaults.optimizer_for(model.bfloat16()).rate > 0
 
 
 def test_what_is_not_trained_is_told():
@@ -154,8 +154,8 @@ def test_the_rate_is_that_of_the_weights():
     for number, layer in enumerate(model, 1):
         nn.init.constant_(layer.weight, number / 10)
     model[1].weight.data[:, ::2] = 0  # pruned values do not count
-    build, rate = defaults.optimizer_for(model)
-    assert rate == pytest.approx(2e-4) and build(list(model.parameters())).param_groups[0]["lr"] == rate
+    build = defaults.optimizer_for(model)
+    assert build.rate == pytest.approx(2e-4) == build(list(model.parameters())).param_groups[0]["lr"]
     with pytest.raises(TrainingError, match="no learning rate"):
         defaults.rate_for(nn.LayerNorm(4))
     batches = [0] * 40

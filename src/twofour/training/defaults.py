@@ -1,8 +1,9 @@
 """What `finetune` takes where the caller leaves it open: a loss, an optimiser, its schedule, the number of epochs.
 
 The schedule of the original training is not in a model. Where nobody hands it over, the rate is rewound to the top of a
-cycle that suits weights of any size and falls to nothing once more, after Renda et al. 2020, "Comparing Rewinding and
-Fine-tuning" (arXiv 2003.02389), who find that repeating the schedule of rates beats training on at its last rate.
+cycle, which `rates` looks for from a careful one that suits weights of any size, and falls to nothing once more, after
+Renda et al. 2020, "Comparing Rewinding and Fine-tuning" (arXiv 2003.02389), who find that repeating the schedule of
+rates beats training on at its last rate.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from twofour.errors import TrainingError, one_of
+from twofour.layers import describe_attached
 from twofour.training import judge
 from twofour.training.batches import Loader, answered, length
 from twofour.training.distillation import IGNORED, comparison
 from twofour.training.judge import Keep, Loss, first_batch
-from twofour.training.plan import OptimizerFactory, Plan, ScheduleFactory, require_repeatable
+from twofour.training.plan import Plan, ScheduleFactory, require_repeatable
 
 log = logging.getLogger("twofour.training")
 
@@ -70,11 +72,12 @@ def completed(
         loss, name = loss_for(model, loader, settings["seed"])
         notes.append(f"the loss is {name}")
     if is_auto(optimizer):
-        optimizer, rate = optimizer_for(model)
+        optimizer = optimizer_for(model, sought=is_searched(model, settings["scheme"]))
+        rate = "that is looked for" if optimizer.sought else f"of {optimizer.rate:g}"
         kind, way = (
-            ("rate", "up and down in one cycle") if length(loader) else ("constant rate", "for want of a length")
+            ("rate", ", up and down in one cycle") if length(loader) else ("constant rate", ", for want of a length")
         )
-        notes.append(f"AdamW at a {kind} of {rate:g}, {way}" if cycled else f"AdamW at a rate of {rate:g}")
+        notes.append(f"AdamW at a {kind} {rate}{way}" if cycled else f"AdamW at a rate {rate}")
     if is_auto(epochs):
         epochs = epochs_for(loader)
     settings = {**settings, "schedule_every": "step"} if cycled else settings
@@ -165,8 +168,28 @@ def rate_for(model: nn.Module) -> float:
     return float(f"{STEP * median_low(found):.1e}")
 
 
-def optimizer_for(model: nn.Module) -> tuple[OptimizerFactory, float]:
-    """Return a factory of AdamW, and its rate.
+@dataclasses.dataclass(frozen=True)
+class Adamw:
+    """Builds AdamW at a rate that no caller gave; where a better one is `sought`, this is the careful one."""
+
+    rate: float
+    sought: bool = False
+
+    def __call__(self, parameters: list[nn.Parameter]) -> Optimizer:
+        """Build the optimiser of parameters."""
+        return AdamW(parameters, lr=self.rate, weight_decay=DECAY)
+
+
+def is_searched(model: nn.Module, scheme: object) -> bool:
+    """Whether `rates` can try some from the state that the training begins with, and put that back.
+
+    Not where the model only becomes sparse meanwhile, nor where what is attached to it follows each step.
+    """
+    return scheme is None and not describe_attached(model)
+
+
+def optimizer_for(model: nn.Module, *, sought: bool = False) -> Adamw:
+    """Return a factory of AdamW at the careful rate.
 
     Raises:
         TrainingError: As `rate_for`, or a parameter that is trained is float16.
@@ -179,12 +202,7 @@ def optimizer_for(model: nn.Module) -> tuple[OptimizerFactory, float]:
             wanted="float32 or bfloat16",
             remedy="model.float() or model.bfloat16() first, or pass an optimizer= that is made for float16",
         )
-    rate = rate_for(model)
-
-    def build(parameters: list[nn.Parameter]) -> Optimizer:
-        return AdamW(parameters, lr=rate, weight_decay=DECAY)
-
-    return build, rate
+    return Adamw(rate_for(model), sought)
 
 
 def cycle(steps: int) -> ScheduleFactory:

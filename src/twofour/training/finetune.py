@@ -23,7 +23,7 @@ from twofour.patterns import Pattern
 from twofour.progress import Progress
 from twofour.recipe import Recipe
 from twofour.training import checkpoint as checkpoints
-from twofour.training import controls, defaults, loop, warm_start
+from twofour.training import controls, defaults, loop, rates, warm_start
 from twofour.training.batches import Loader
 from twofour.training.controls import Wish
 from twofour.training.defaults import AUTO, Auto, is_auto
@@ -66,13 +66,15 @@ def finetune(
     of the training stands, that before the first step too: what comes back is no worse there than what was pruned. The
     dense model has seen such data, so only data that it has not, as `held`, can tell which state is better on new ones.
     `Result.notes`, and the log at INFO before each part begins, say what is done and what it costs. Given a pruned
-    model the last state stands, as in the paper, unless `keep` says otherwise.
+    model and its `optimizer` the last state stands, as in the paper, unless `keep` says otherwise.
 
-    The learning rate is rewound: `optimizer` and `schedule` are those of the original training, begun anew. Where they
-    are given, a copy of a dense model has the same training first, as a control, by the loss alone, and then teaches:
-    half of the sparse model's loss is the distance to the control's answers (Hinton et al. 2015; `distilled`). That
-    costs as many steps again, a forward pass of the control in each step of the sparse model and the memory of one more
-    model; the difference to the control is that of sparsity and teaching together. `control=None` leaves both out.
+    The learning rate is rewound: `optimizer` and `schedule` are those of the original training, begun anew. Where there
+    is none, a rate is looked for by short trainings from the state that this one begins with, and of a pruned model too
+    the best state stands. Where they are given, a copy of a dense model has the same training first, as a control, by
+    the loss alone, and then teaches: half of the sparse model's loss is the distance to the control's answers (Hinton
+    et al. 2015; `distilled`). That costs as many steps again, a forward pass of the control in each step of the sparse
+    model and the memory of one more model; the difference to the control is that of sparsity and teaching together.
+    `control=None` leaves both out.
     With `teacher="dense"` a copy of the model as it came teaches instead: half of the loss of those batches that it
     answers clearly better.
 
@@ -94,7 +96,8 @@ def finetune(
         loss: `loss(output, target)` -> tensor with one element. "auto": what the first batch asks for: the model's own
             `loss`, cross entropy or the squared error.
         optimizer: Builds the optimiser from the list of parameters, the same as in the original training. "auto":
-            AdamW, at a rate of 1e-3 of the typical size of a weight.
+            AdamW, at the best of up to five rates between 0.001 and 0.1 of the typical size of a weight, each tried for
+            a tenth of the steps, 25 to 100; at 0.001 with `scheme`, and where something is attached to the model.
         schedule: Builds the learning-rate schedule from the optimiser; None: the rate stays. "auto": up over the first
             tenth of the steps and down to nothing as a cosine where the optimiser is "auto" too, else None.
         epochs: As many as the original training had. "auto": 3, or as many as give 500 steps, 10 at most.
@@ -128,7 +131,7 @@ def finetune(
             twentieth of an epoch but 128 samples at least and about 1024 at most; they are trained on all the same.
         keep: Which state stands at the end, of the control too: the "last"; that with the least "loss" on what judges;
             that with the "highest" or "lowest" answer of `evaluate`, of several numbers the first. "auto": "loss"
-            where a dense model is pruned here, else "last".
+            where a dense model is pruned here or the learning rate is looked for, else "last".
 
     Returns:
         The histories of both runs, the difference of their final evaluations, and what was chosen.
@@ -151,7 +154,8 @@ def finetune(
     settings: dict[str, Any] = {"evaluate": evaluate, "seed": seed, "schedule_every": schedule_every}
     settings |= {"clip_norm": clip_norm, "checkpoint_every": checkpoint_every, "scheme": factory}
     left = {"loss": loss, "optimizer": optimizer, "schedule": schedule, "epochs": epochs}
-    best = keep if keep != AUTO else "last" if options is None else "loss"
+    judged = options is not None or (is_auto(optimizer) and defaults.is_searched(model, factory))
+    best = keep if keep != AUTO else "loss" if judged else "last"
     plan, notes = defaults.completed(model, loader, left, settings, best, held)
     with checkpoints.alone(folder), Progress(progress, stays=True) as display:
         beside, further = _ready(model, plan, options, wish, folder, progress)
@@ -170,7 +174,9 @@ def _ready(
     beside = controls.beside(model, plan, wish, begun)
     checkpoints.require_teacher(folder, begun, beside.plan.taught)
     notes = [*beside.notes, *warm_start.cost(model, beside, wish)]
-    return beside, notes if start is None else [*notes, start.prune(progress, beside.plan.taught)]
+    notes += [] if start is None else [start.prune(progress, beside.plan.taught)]
+    found, told = rates.found(model, plan, beside.plan, folder, progress=progress)
+    return dataclasses.replace(beside, plan=found), [*notes, *told]
 
 
 def _runs(
@@ -179,7 +185,7 @@ def _runs(
     """Train the control, then the model, `pruned` here or not; return both runs, and what is to be told of it."""
     control_run, told = None, []
     if (control := beside.control) is not None:
-        alone = dataclasses.replace(plan, scheme=None)
+        alone = dataclasses.replace(plan, scheme=None, optimizer=beside.plan.optimizer)
         try:
             with controls.watched(model) as told:
                 control_run = loop.run(control, alone, "control", folder and folder / "control.pt", display)

@@ -185,6 +185,11 @@ def trained_on(loader: Loader, seed: int) -> Held:
     return Held(tuple(found), samples, apart=False)
 
 
+def of_training(batches: tuple[tuple[Any, Any], ...]) -> Held:
+    """Return some batches of a training as what judges."""
+    return Held(batches, sum(Batch(inputs).samples for inputs, _ in batches), apart=False)
+
+
 def first_batch(loader: Loader, seed: int) -> tuple[Any, Any]:
     """Return the first pair of the first epoch, as it will come again.
 

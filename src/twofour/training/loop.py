@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from twofour import calls, masks
 from twofour.errors import MaskError, TrainingError, cut
@@ -22,6 +23,7 @@ from twofour.training.judge import require_number
 from twofour.training.lesson import Lesson
 from twofour.training.plan import Plan
 from twofour.training.result import Epoch, Evaluation, Run
+from twofour.training.schemes import Scheme
 from twofour.training.trainee import Trainee, ending
 
 log = logging.getLogger("twofour.training")
@@ -65,30 +67,15 @@ def run(model: nn.Module, plan: Plan, name: str, file: Path | None, display: Pro
 def train_epoch(trainee: Trainee, plan: Plan, display: Progress, pace: Pace) -> None:
     """The steps of one epoch, or those that are left of it."""
     model, optimizer, schedule = trainee.model, trainee.optimizer, trainee.schedule
-    device = next(model.parameters()).device
     model.train()
     if trainee.random is None:
         randomness.seed_everything(randomness.derive(plan.seed, trainee.epoch, "model"))
     else:
         randomness.restore(trainee.random)
         trainee.random = None
-    for inputs, target in batches.epoch_batches(plan.loader, plan.seed, trainee.epoch, skip=trainee.step):
+    for batch in batches.epoch_batches(plan.loader, plan.seed, trainee.epoch, skip=trainee.step):
         trainee.begun = True
-        output = batches.call(model, batches.to_device(inputs, device))
-        loss = plan.loss(output, batches.to_device(target, device))
-        value = finite(loss, trainee)
-        loss = loss if trainee.scheme is None else loss + trainee.scheme.penalty()
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        if plan.clip_norm is not None:
-            masks.enforce(model)  # also of what the optimiser does not step: the norm is that of all gradients
-            clipped_step(optimizer, plan.clip_norm, model.parameters())
-        else:
-            optimizer.step()
-        if trainee.scheme is not None:
-            trainee.scheme.step()
-        # Autocast keeps copies of parameters until its outermost context ends, which may be around all of the training.
-        torch.clear_autocast_cache()
+        value = finite(stepped(model, plan, optimizer, batch, trainee.scheme), trainee)
         trainee.lr = float(optimizer.param_groups[0]["lr"])
         if schedule is not None and plan.schedule_every == "step":
             schedule.step()
@@ -101,6 +88,31 @@ def train_epoch(trainee: Trainee, plan: Plan, display: Progress, pace: Pace) -> 
             trainee.save()
     if trainee.step == 0:
         raise batches.empty_loader()
+
+
+def stepped(
+    model: nn.Module, plan: Plan, optimizer: Optimizer, batch: tuple[Any, Any], scheme: Scheme | None = None
+) -> float:
+    """Take one step and return its loss; where that is no finite number nothing is stepped."""
+    device = next(model.parameters()).device
+    output = batches.call(model, batches.to_device(batch[0], device))
+    loss = plan.loss(output, batches.to_device(batch[1], device))
+    require_number(loss)
+    if not math.isfinite(value := float(loss.detach())):
+        return value
+    loss = loss if scheme is None else loss + scheme.penalty()
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    if plan.clip_norm is not None:
+        masks.enforce(model)  # also of what the optimiser does not step: the norm is that of all gradients
+        clipped_step(optimizer, plan.clip_norm, model.parameters())
+    else:
+        optimizer.step()
+    if scheme is not None:
+        scheme.step()
+    # Autocast keeps copies of parameters until its outermost context ends, which may be around all of the training.
+    torch.clear_autocast_cache()
+    return value
 
 
 def finish_epoch(trainee: Trainee, plan: Plan) -> None:
@@ -140,10 +152,8 @@ class Pace:
             log.info("%s run: %d steps at %.3g s, about %s", self.name, self.left, one, spoken(one * self.left))
 
 
-def finite(loss: torch.Tensor, trainee: Trainee) -> float:
-    """The loss as a number, checked before the step so that the weights are still those that gave it."""
-    require_number(loss)
-    value = float(loss.detach())
+def finite(value: float, trainee: Trainee) -> float:
+    """The loss of a step, refused where it is no finite number; the weights are still those that gave it."""
     if not math.isfinite(value):
         where = f"epoch {trainee.epoch + 1}, step {trainee.step + 1}"
         raise TrainingError(

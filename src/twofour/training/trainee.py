@@ -40,16 +40,43 @@ def ending(scheme: Scheme | None) -> Iterator[None]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Best:
-    """The best state of a run so far: copies of the state dict and of the buffers that it leaves out.
+class Snapshot:
+    """Copies of a model's state dict and of the buffers that it leaves out."""
 
-    It is that after an `epoch`, 0 for before the first step; a smaller `score` of the judge is better.
+    state: dict[str, Any]
+    buffers: dict[str, Any]
+
+    @classmethod
+    def of(cls, model: nn.Module, old: Snapshot | None = None) -> Snapshot:
+        """Copy a model's state, into the tensors of an `old` copy where they fit."""
+        kept = ({}, {}) if old is None else (old.state, old.buffers)
+        return cls(*map(_copied, (model.state_dict(), left_out(model)), kept))
+
+    def give_to(self, model: nn.Module) -> None:
+        """Give a model the state that was copied."""
+        model.load_state_dict(self.state)
+        for name, value in self.buffers.items():
+            place, _, own = name.rpartition(".")
+            module = model.get_submodule(place)
+            now = getattr(module, own)
+            if isinstance(now, Tensor) and now.shape == value.shape and _is_writable(now):
+                with torch.no_grad():
+                    now.copy_(value)
+            else:
+                setattr(module, own, value.clone())
+        torch.clear_autocast_cache()
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """The best state of a run so far: that after an `epoch`, 0 for before the first step.
+
+    A smaller `score` of the judge is better.
     """
 
     epoch: int
     score: float
-    state: dict[str, Any]
-    buffers: dict[str, Any]
+    kept: Snapshot
 
 
 def left_out(model: nn.Module) -> dict[str, Tensor]:
@@ -152,7 +179,7 @@ class Trainee:
             state["scheme"] = self.scheme.state_dict()
         if self.best is not None:
             best = self.best
-            kept = {"state": best.state, "buffers": best.buffers}
+            kept = {"state": best.kept.state, "buffers": best.kept.buffers}
             state["best"] = {"epoch": best.epoch, "score": best.score, "held": self.held, **kept}
         checkpoint.write(self.file, state)
 
@@ -163,8 +190,7 @@ class Trainee:
         score = plan.judge.score(self.model, evaluation)
         if self.best is None or score <= self.best.score:
             kept, self.best = self.best, None  # while it is written into there is none
-            old = ({}, {}) if kept is None else (kept.state, kept.buffers)
-            self.best = Best(epoch, score, *map(_copied, (self.model.state_dict(), left_out(self.model)), old))
+            self.best = Best(epoch, score, Snapshot.of(self.model, None if kept is None else kept.kept))
         return score if plan.judge.keep == "loss" else None
 
     def restore_best(self) -> None:
@@ -172,7 +198,7 @@ class Trainee:
         best = self.best
         if best is None or best.epoch == len(self.history):
             return
-        self._load_best(best)
+        best.kept.give_to(self.model)
         if best.epoch == 0:
             log.warning(
                 "%s run: no epoch made the model better than it was before the training, by what judges it; that state "
@@ -188,7 +214,7 @@ class Trainee:
         except BaseException as error:
             if (best := self.best) is not None:
                 try:
-                    self._load_best(best)
+                    best.kept.give_to(self.model)
                 except Exception as failed:  # a device that is lost; what ended the run is what must be seen
                     error.add_note(f"The best state could not be given back to the model: {failed}")
                 else:
@@ -199,19 +225,6 @@ class Trainee:
                 error.add_note(f"The {self.name} model has had no step of training; what finetune pruned stays pruned.")
             raise
         self.restore_best()
-
-    def _load_best(self, best: Best) -> None:
-        self.model.load_state_dict(best.state)
-        for name, value in best.buffers.items():
-            place, _, own = name.rpartition(".")
-            module = self.model.get_submodule(place)
-            now = getattr(module, own)
-            if isinstance(now, Tensor) and now.shape == value.shape and _is_writable(now):
-                with torch.no_grad():
-                    now.copy_(value)
-            else:
-                setattr(module, own, value.clone())
-        torch.clear_autocast_cache()
 
     def resume(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's state; the model is written last, when all else has fitted.
@@ -274,7 +287,7 @@ class Trainee:
         buffers = kept.get("buffers", {})
         if buffers.keys() - left_out(self.model).keys() or not all(isinstance(b, Tensor) for b in buffers.values()):
             raise ValueError("the best state has buffers of another model")
-        self.best = Best(int(kept["epoch"]), float(kept["score"]), theirs, buffers)
+        self.best = Best(int(kept["epoch"]), float(kept["score"]), Snapshot(theirs, buffers))
         self.held = kept["held"]
 
     def _resume_scheme(self, state: dict[str, Any]) -> None:

@@ -1,0 +1,189 @@
+"""The learning rate where nobody gives one: short trainings from one state at rising rates, judged on other batches.
+
+What a weight's size tells of a rate holds for a model that has converged. One that was pruned hard, or never trained to
+the end, wants up to a hundred times as much, and the loss of batches that a short training has not seen tells them
+apart: where it falls there is something to be won, where it rises the training forgets. Each trial is a whole cycle of
+the rate, since at a constant one noise hides what a rate reaches once it falls. (The range test of Smith 2017,
+"Cyclical Learning Rates for Training Neural Networks", arXiv 1506.01186, raises the rate within one run.)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from twofour import calls, masks
+from twofour.progress import Progress
+from twofour.training import checkpoint, judge, randomness, trainee
+from twofour.training.batches import epoch_batches, length
+from twofour.training.defaults import Adamw, cycle
+from twofour.training.judge import Held
+from twofour.training.loop import stepped
+from twofour.training.plan import Plan
+
+log = logging.getLogger("twofour.training")
+
+TIMES = (1, 3, 10, 30, 100)
+"""Rates that are tried, as multiples of the careful one."""
+LEAST, MOST, SHARE = 25, 100, 10
+"""Steps of a trial: one in so many of the training, but at least and at most so many."""
+WORSE, NEAR = 0.25, 0.1
+"""How far over the least loss, as a part of it, one is clearly worse, so that higher rates are left untried, and how
+far, of what was won too, one is as good: the highest such rate is taken, since a longer training settles what a short
+one leaves in noise."""
+JUDGING = 5
+"""One batch of a loader in so many judges at most, where batches that judge are not trained on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """What a short training at a `rate` came to: the `loss` on batches that it has not seen, infinity for no number."""
+
+    rate: float
+    loss: float
+
+
+def found(model: nn.Module, plan: Plan, taught: Plan, folder: Path | None, *, progress: bool) -> tuple[Plan, list[str]]:
+    """Return the plan of the sparse run with its learning rate, and what is to be told of it.
+
+    The model and the random numbers are as they were afterwards. A run that goes on keeps its rate. Nothing is done
+    where the caller chose the optimiser, or `defaults` the careful rate.
+
+    Args:
+        model: The model as its training will begin.
+        plan: The training by the loss that judges.
+        taught: The same with a teacher, if there is one.
+        folder: Where the checkpoints are.
+        progress: Show how far it is.
+
+    Raises:
+        TrainingError: The loss is no tensor with one element, or as `finetune`.
+        FormatError: The checkpoint is damaged.
+    """
+    careful = taught.optimizer
+    if not isinstance(careful, Adamw) or not careful.sought:
+        return taught, []
+    if (known := _of_checkpoint(folder)) is not None:
+        return _at(taught, known), [f"the learning rate is that of the interrupted run, {known:g}"]
+    held, skip = _judging(plan)
+    steps = _steps(plan)
+    log.info(
+        "the learning rate is looked for: %d trials of %d steps at most, from this state; optimizer= saves them",
+        *(len(TIMES), steps),
+    )
+    with calls.keeping_modes(model), randomness.undisturbed(plan.loader), Progress(progress) as display:
+        before = judge.held_loss(model, plan.loss, held)
+        display.begin("learning rate, steps of trials", len(TIMES) * steps)
+        trials = list(_trials(model, plan, taught, (held, skip, steps), display))
+    if not trials:
+        note = f"the learning rate is a careful one, {careful.rate:g}: one batch cannot both train and judge, held= can"
+    else:
+        careful, note = _chosen(careful, trials, before, held, steps)
+    log.info("%s", note)
+    return _at(taught, careful.rate), [note]
+
+
+def _chosen(careful: Adamw, trials: list[Trial], before: float, held: Held, steps: int) -> tuple[Adamw, str]:
+    """Return AdamW at the rate of the best trial, the careful one where none made the model better, and say why."""
+    least = min(trial.loss for trial in trials)
+    near = least + NEAR * min(abs(least), before - least)
+    tried = ", ".join(f"{trial.rate:g}: {trial.loss:.4g}" for trial in trials)
+    where = f"the loss on {held.samples} samples that {steps} steps did not see, {before:.4g} before them"
+    if not least < before:
+        return careful, f"the learning rate is a careful one, {careful.rate:g}: no trial made {where}, less ({tried})"
+    rate = max(trial.rate for trial in trials if trial.loss <= near)
+    return Adamw(rate), f"the learning rate is {rate:g}, the highest after which {where}, is about least ({tried})"
+
+
+def _at(plan: Plan, rate: float) -> Plan:
+    return dataclasses.replace(plan, optimizer=Adamw(rate))
+
+
+def _steps(plan: Plan) -> int:
+    """Return how many steps a trial has."""
+    whole = plan.epochs * (length(plan.loader) or 0)
+    return LEAST if not whole else min(whole, max(LEAST, min(MOST, whole // SHARE)))
+
+
+def _judging(plan: Plan) -> tuple[Held, int]:
+    """Return the data that judge trials, and how many batches at the beginning of an epoch they are."""
+    held = None if plan.judge is None else plan.judge.held
+    held = held if held is not None else judge.trained_on(plan.loader, plan.seed)
+    if held.apart:
+        return held, 0
+    whole = length(plan.loader) or len(held.batches)
+    batches = held.batches[: max(1, whole // JUDGING)]
+    return judge.of_training(batches), len(batches)
+
+
+def _trials(
+    model: nn.Module, plan: Plan, taught: Plan, data: tuple[Held, int, int], display: Progress
+) -> Iterator[Trial]:
+    """Yield one trial after the other, until one is clearly worse than the best; each leaves the model as it was."""
+    (held, skip, steps), least = data, math.inf
+    start = trainee.Snapshot.of(model)
+    assert isinstance(taught.optimizer, Adamw)
+    for times in TIMES:
+        rate = float(f"{times * taught.optimizer.rate:.2g}")
+        try:
+            done = _trained(model, _at(taught, rate), skip, steps, display)
+            loss = judge.held_loss(model, plan.loss, held) if done else math.inf
+        finally:
+            start.give_to(model)
+            model.zero_grad(set_to_none=True)
+        if done is None:
+            return
+        yield Trial(rate, loss if math.isfinite(loss) else math.inf)
+        if not math.isfinite(loss) or loss > least + WORSE * abs(least):
+            return
+        least = min(least, loss)
+
+
+def _trained(model: nn.Module, plan: Plan, skip: int, steps: int, display: Progress) -> bool | None:
+    """Train for some steps, one cycle where the training has a schedule; tell whether the loss stayed finite.
+
+    None: there is nothing to train on.
+    """
+    plan = dataclasses.replace(plan, schedule=None if plan.schedule is None else cycle(steps))
+    optimizer, schedule = plan.start(model, masks.of(model))
+    randomness.seed_everything(randomness.derive(plan.seed, 0, "rate"))
+    model.train()
+    taken = 0
+    for batch in itertools.islice(_again(plan, skip), steps):
+        if not math.isfinite(stepped(model, plan, optimizer, batch)):
+            return False
+        if schedule is not None:
+            schedule.step()
+        taken += 1
+        display.advance(f"rate {optimizer.param_groups[0]['lr']:.2g}")
+    return True if taken else None
+
+
+def _again(plan: Plan, skip: int) -> Iterator[tuple[Any, Any]]:
+    """Yield the batches of the first epoch but those that judge, again and again."""
+    while True:
+        empty = True
+        for batch in epoch_batches(plan.loader, plan.seed, 0, skip):
+            empty = False
+            yield batch
+        if empty:
+            return
+
+
+def _of_checkpoint(folder: Path | None) -> float | None:
+    """Return the rate of the run that a folder holds; None where it holds none, or not that of an AdamW."""
+    for name in ("sparse.pt", "control.pt"):
+        state = None if folder is None else checkpoint.read(folder / name)
+        if state is not None:
+            settings: Any = state["run"].get("settings of the optimiser")
+            group = settings[0] if settings else {}
+            found = group.get("initial_lr", group.get("lr"))
+            return None if found is None else float(found)
+    return None

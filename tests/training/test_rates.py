@@ -1,0 +1,154 @@
+"""The learning rate that `finetune` finds where nobody gives an optimiser."""
+
+import copy
+import logging
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import twofour
+from tests.training.default import stopping, trained
+from tests.training.small import Noisy, accuracy, dense_model, noisy_loader, pair_of_models, same_state
+from tests.turns import in_turn
+from twofour import masks
+from twofour.training import defaults, finetune, judge, rates, sr_ste
+
+LOADER = {"loss": F.cross_entropy, "progress": False}
+
+
+def pruned() -> nn.Module:
+    return twofour.prune(trained(), "1:4", criterion="magnitude", eligibility="any")
+
+
+def test_a_pruned_model_and_a_loader_win_back_what_was_lost(caplog):
+    caplog.set_level(logging.INFO, logger="twofour.training")
+    model = pruned()
+    result = finetune(model, noisy_loader(), evaluate=accuracy, progress=False)
+    run = result.sparse
+    assert run.evaluation > run.before and run.history[run.kept - 1].held < 0.5 * run.held
+    told = "\n".join(result.notes)
+    for words in (
+        "AdamW at a rate that is looked for",
+        "the learning rate is ",
+        "on 8 samples that 25 steps did not see",
+    ):
+        assert words in told
+    careful = defaults.rate_for(pruned())
+    assert run.history[0].lr > 3 * careful, "a model that lost much is not trained carefully"
+    lines = [record.getMessage() for record in caplog.records]
+    assert "5 trials of 25 steps at most" in caplog.text and lines[-1] == result.won
+    assert sum("sparse epoch" in line for line in lines) == 10 and "None" not in caplog.text
+    assert "loss on what judges" in result.won and "evaluation" in result.won and run.won in str(result)
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
+def test_trials_leave_model_and_random_numbers_as_they_were():
+    model, alike = pruned(), pruned()
+    model.eval()
+    settings = {"seed": 0, "scheme": None}
+    given = dict.fromkeys(("optimizer", "schedule", "epochs"), "auto") | {"loss": F.cross_entropy}
+    plan, _ = defaults.completed(model, noisy_loader(True), given, settings, "loss", None)
+    state, own = torch.get_rng_state(), plan.loader.generator.get_state()
+    found, (note,) = rates.found(model, plan, plan, None, progress=False)
+    assert same_state(model, alike) and not model.training and model[0].weight.grad is None
+    assert torch.equal(torch.get_rng_state(), state) and torch.equal(plan.loader.generator.get_state(), own)
+    assert (
+        not found.optimizer.sought
+        and found.optimizer.rate > plan.optimizer.rate
+        and f"{found.optimizer.rate:g}" in note
+    )
+    assert rates.found(model, found, found, None, progress=False) == (found, [])
+
+
+@in_turn(
+    "losses, times, tried",
+    [
+        ((1.0, 0.5, 0.4, 0.45, 0.6), 3, 4),
+        ((1.0, 0.5, 0.4, 0.43, 0.6), 10, 4),
+        ((1.0, 0.98, 0.99, 1.0, 1.0, 1.0), 1, 5),
+        ((9.0, 1.0, 1.09, 1.2, 1.2, 1.2), 3, 5),
+        ((1.0, 0.9, 0.8, 0.7, 0.6, 0.5), 100, 5),
+        ((1.0, 1.1, 1.2, 1.3, 1.4), 1, 4),
+        ((1.0, float("nan")), 1, 1),
+        ((-1.0, -1.5, -1.6, -1.0), 3, 3),
+    ],
+)
+def test_the_rate_of_the_best_trial_is_taken_and_what_is_clearly_worse_ends_them(losses, times, tried):
+    answers, trials = iter(losses), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(judge, "held_loss", lambda *_: next(answers))
+        patch.setattr(rates, "_trained", lambda model, plan, *_: trials.append(plan.optimizer.rate) or True)
+        model, _ = pair_of_models()
+        given = {"loss": F.cross_entropy, "optimizer": "auto", "schedule": "auto", "epochs": 3}
+        plan, _ = defaults.completed(model, noisy_loader(), given, {"seed": 0, "scheme": None}, "last", None)
+        found, (note,) = rates.found(model, plan, plan, None, progress=False)
+    assert len(trials) == tried and found.optimizer.rate == pytest.approx(times * plan.optimizer.rate, rel=0.06)
+    assert ("a careful one" in note) == (not min(losses[1:]) < losses[0])
+
+
+def test_a_training_that_only_forgets_is_a_careful_one():
+    """Labels that contradict what the model knows: each step costs something of it."""
+    data = Noisy(rows=96)
+    held, wrong = [(data.x[:48], data.y[:48])], list(zip(data.x[48:].split(8), (3 - data.y[48:]).split(8), strict=True))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    twofour.training.train(model, noisy_loader(), **LOADER, optimizer=lambda p: torch.optim.Adam(p, 1e-2), epochs=6)
+    twofour.prune(model, {"0": "2:4"}, criterion="magnitude")
+    before = copy.deepcopy(model)
+    result = finetune(model, wrong, **LOADER, held=held, epochs=2)
+    assert "the learning rate is a careful one" in "".join(result.notes) and result.sparse.kept == 0
+    assert same_state(model, before)
+
+
+def test_one_batch_cannot_judge_itself_but_data_held_back_can():
+    x = Noisy()
+    for held, words in (
+        (None, "one batch cannot both train and judge, held= can"),
+        ([(x.x, x.y)], "that 10 steps did not see"),
+    ):
+        told = finetune(pruned(), [(x.x, x.y)], **LOADER, held=held).notes
+        assert words in told[-1]
+
+
+def test_where_trials_would_show_little_the_rate_is_the_careful_one():
+    model = dense_model()
+    result = finetune(
+        model, noisy_loader(), **LOADER, epochs=1, scheme=lambda m, _: sr_ste.attach(m, "2:4", eligibility="any")
+    )
+    assert result.sparse.kept is None and "AdamW at a rate of" in result.notes[0]
+    result = finetune(pruned(), noisy_loader(), **LOADER, optimizer=lambda p: torch.optim.SGD(p, 0.1), epochs=1)
+    assert result.sparse.kept is None and "learning rate" not in "".join(result.notes)
+
+
+def test_a_trial_that_is_stopped_leaves_the_model_as_it_was():
+    model, loss = pruned(), stopping(30)
+    with pytest.raises(KeyboardInterrupt):
+        finetune(model, noisy_loader(), **{**LOADER, "loss": loss})
+    assert same_state(model, pruned()) and masks.of(model)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_a_run_goes_on_at_the_rate_that_it_found(tmp_path, dense):
+    def run(folder, loss=F.cross_entropy):
+        model = trained() if dense else pruned()
+        own = {"prune": {"reconstruct": False, "permute": False}} if dense else {}
+        result = finetune(model, noisy_loader(), **{**LOADER, "loss": loss}, **own, epochs=3, checkpoint=folder)
+        return model, result
+
+    model, whole = run(None)
+    searched = 5 * 18
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, stopping(searched + 10))
+    steps = []
+
+    def counted(output, target):
+        steps.append(output.requires_grad)
+        return F.cross_entropy(output, target)
+
+    again, result = run(tmp_path, counted)
+    assert sum(steps) <= 18 and same_state(again, model) and result.sparse.history == whole.sparse.history
+    assert "that of the interrupted run" in result.notes[-1]
+    assert result.sparse.kept == whole.sparse.kept
