@@ -30,7 +30,7 @@ from twofour.packing import HEADER_BYTES, Packed, pack
 from twofour.patterns import parse
 
 ROWS = [row for row in rows() if isinstance(row, NativeMatmul) and row.dtype == "int8"]
-SHAPES = [(1, 4), (5, 12), (16, 64), (17, 68), (33, 260), (96, 32), (65, 132), (400, 4)]
+SHAPES = [(1, 4), (5, 12), (16, 64), (17, 68), (33, 260), (96, 32), (65, 132), (400, 4), (40, 1604)]
 STATIC = Quantization(0.02, 117)
 
 

@@ -27,22 +27,28 @@ constexpr int64_t kOctetWeights = 1024 * 1024;    // weights up to this size are
 template <class V>
 constexpr int kOctetTokens = V::width == 16 ? 16 : kRowTokens<V>;
 
+// Tiles of a piece of more tokens that both halves of a unit are multiplied by before the next ones: an L1 of 32 KB holds them.
+constexpr int64_t kOctetBlock = 24;
+
 inline int64_t size_of(Type type) { return type == Type::f32 ? 4 : type == Type::bf16 ? 2 : 1; }
 
-// The answers of 32 rows are two lines in each of T tokens, far apart, and so is what is added to them: without this, many
-// tokens wait for them (512 tokens of 3072 x 768: 614 against 691 GOP/s).
-template <class V, int T>
-TWOFOUR_INLINE void expect_answers(const Matmul& a, int64_t first, int64_t row) {
-  const int64_t size = size_of(a.y_type);
-  for (int t = 0; t < T; t++) {
-    const char* y = static_cast<const char*>(a.y) + ((first + t) * a.y_stride + row) * size;
-    for (int64_t at = 0; at < 2 * kRowUnit * size; at += 64) __builtin_prefetch(y + at, 1);
-    if (a.epilogue.combine == Combine::none || T <= kRowTokens<V>) continue;
-    const int64_t each = a.y_type == Type::bf16 ? 2 : 4;
-    const char* other = static_cast<const char*>(a.epilogue.other) + ((first + t) * a.epilogue.other_stride + row) * each;
-    for (int64_t at = 0; at < 2 * kRowUnit * each; at += 64) __builtin_prefetch(other + at);
-  }
+// The answers of 32 rows are two lines of each token, far apart, and so is what is added to them: without this, many tokens
+// wait for them (512 tokens of 3072 x 768: 614 against 691 GOP/s).
+TWOFOUR_INLINE void expect_answer(const Matmul& a, int64_t token, int64_t row, int64_t size, bool other) {
+  const char* y = static_cast<const char*>(a.y) + (token * a.y_stride + row) * size;
+  for (int64_t at = 0; at < 2 * kRowUnit * size; at += 64) __builtin_prefetch(y + at, 1);
+  if (!other) return;
+  const int64_t each = a.y_type == Type::bf16 ? 2 : 4;
+  const char* with = static_cast<const char*>(a.epilogue.other) + (token * a.epilogue.other_stride + row) * each;
+  for (int64_t at = 0; at < 2 * kRowUnit * each; at += 64) __builtin_prefetch(with + at);
 }
+
+// Lines of the next unit that a piece of more than kRowTokens tokens asks for, so many with each tile, as it does for the places
+// of a token's answers with each of the first ones: all at once they fill the queue of misses, and the product waits.
+struct Ahead {
+  const uint8_t *line, *end;
+  int64_t each;
+};
 
 // Scales and sums of the rows stand in front of the units.
 inline WholeRows octet_head(const Matmul& a) {
@@ -53,13 +59,20 @@ inline WholeRows octet_head(const Matmul& a) {
 
 inline int64_t octet_tiles(const Matmul& a) { return (a.in_features + kRowTile - 1) / kRowTile; }
 
-// Sums of 16 * Halves rows and T tokens, [vector][token][V::width].
-template <class V, class Fetch, int T, int Halves>
-TWOFOUR_INLINE void octet_sums(int64_t tiles, const uint8_t* unit, const uint8_t* x, int32_t* sums) {
+// Sums of 16 * Halves rows and T tokens, [vector][token][V::width]: `more` of them, where a piece is of more than kRowTokens
+// tokens. Calls between() after each tile.
+template <class V, class Fetch, int T, int Halves, class Between>
+TWOFOUR_INLINE void octet_sums(int64_t tiles, const uint8_t* unit, const uint8_t* x, int32_t* sums, bool more,
+                               const Between& between) {
   constexpr int strips = Fetch::in_order ? Halves : 1;  // of rows that are read one after the other
   constexpr int vectors = Halves / strips * (kRowUnit / V::width);
   constexpr int Sets = octet_sets<V>(strips * vectors * T);
   typename V::ints acc[strips][Sets][vectors][T] = {};
+  if constexpr (T > kRowTokens<V>)
+    if (more) {
+      TWOFOUR_UNROLL
+      for (int t = 0; t < T; t++) acc[0][0][0][t] = V::load_ints(reinterpret_cast<const uint8_t*>(sums + t * V::width));
+    }
   for (int64_t k = tiles; k > 0; k--, unit += 2 * kOctetHalfBytes, x += kRowTile * T) {
     TWOFOUR_UNROLL
     for (int s = 0; s < strips; s++)
@@ -67,6 +80,7 @@ TWOFOUR_INLINE void octet_sums(int64_t tiles, const uint8_t* unit, const uint8_t
           unit + s * kOctetHalfBytes, [&](int t, int o) TWOFOUR_INLINED { return x + (o * T + t) * 8; },
           [](const uint8_t* line) TWOFOUR_INLINED { if constexpr (T <= kRowTokens<V>) Fetch::template fetch<V>(line, 0); },
           acc[s]);
+    between();
   }
   TWOFOUR_UNROLL
   for (int i = 0; i < strips * vectors; i++) {
@@ -83,21 +97,35 @@ TWOFOUR_INLINE void octet_sums(int64_t tiles, const uint8_t* unit, const uint8_t
 // All rows of one unit of 32 for T tokens. Both halves leave together: what is made of the call for that is made once.
 template <class V, class Fetch, int T>
 TWOFOUR_NOINLINE void octet_rows(const WindowCall& a, const uint8_t* unit, const uint8_t* x, const Range* ranges,
-                                 int64_t first, int64_t row) {
-  constexpr int Halves = T > kRowTokens<V> ? 1 : Fetch::in_order ? 2 : kRowHalves<V>;
+                                 int64_t first, int64_t row, Ahead ahead) {
+  constexpr bool many = T > kRowTokens<V>;
+  constexpr int Halves = many ? 1 : Fetch::in_order ? 2 : kRowHalves<V>;
   alignas(64) int32_t sums[2 * kRowUnit * T];
-  expect_answers<V, T>(a, first, row);
-  for (int h = 0; h < 2; h += Halves)
-    octet_sums<V, Fetch, T, Halves>(octet_tiles(a), unit + h * kOctetHalfBytes, x, sums + h * kRowUnit * T);
+  const int64_t size = size_of(a.y_type);
+  const bool other = many && a.epilogue.combine != Combine::none;
+  int64_t token = first;
+  const auto between = [&]() TWOFOUR_INLINED {
+    if constexpr (many) {
+      if (token < first + T) expect_answer(a, token++, row, size, other);
+      for (int64_t n = ahead.each; n > 0 && ahead.line < ahead.end; n--, ahead.line += 64) __builtin_prefetch(ahead.line, 0, 2);
+    }
+  };
+  if (!many || 2 * octet_tiles(a) < T)
+    while (token < first + T) expect_answer(a, token++, row, size, other);
+  const int64_t tiles = octet_tiles(a), block = many ? ceil_div(tiles, ceil_div(tiles, kOctetBlock)) : tiles;
+  for (int64_t k = 0; k < tiles; k += block)
+    for (int h = 0; h < 2; h += Halves)
+      octet_sums<V, Fetch, T, Halves>(least(block, tiles - k), unit + (2 * k + h) * kOctetHalfBytes, x + k * kRowTile * T,
+                                      sums + h * kRowUnit * T, k > 0, between);
   finish_windows<V>(a, octet_head(a), sums, 2 * kRowUnit / V::width, T, ranges, first, T, row, a.out_features);
 }
 
 // The same for `tokens` <= T.
 template <class V, class Fetch, int T>
 void octet_rows_of(int64_t tokens, const WindowCall& a, const uint8_t* unit, const uint8_t* x, const Range* ranges,
-                   int64_t first, int64_t row) {
-  if (tokens == T) return octet_rows<V, Fetch, T>(a, unit, x, ranges, first, row);
-  if constexpr (T > 1) octet_rows_of<V, Fetch, T - 1>(tokens, a, unit, x, ranges, first, row);
+                   int64_t first, int64_t row, Ahead ahead) {
+  if (tokens == T) return octet_rows<V, Fetch, T>(a, unit, x, ranges, first, row, ahead);
+  if constexpr (T > 1) octet_rows_of<V, Fetch, T - 1>(tokens, a, unit, x, ranges, first, row, ahead);
 }
 
 // Passes of tokens whose activations fit kOctetPass; each pass in pieces of nearly equal size, at most kOctetTokens<V>.
@@ -112,11 +140,6 @@ struct OctetPlan {
   int64_t range_bytes() const { return (tokens * static_cast<int64_t>(sizeof(Range)) + 63) / 64 * 64; }
   int64_t bytes() const { return range_bytes() + per_pass * row_bytes; }
 };
-
-// Bytes [begin, end) of a unit, into L2.
-inline void fetch_part(const uint8_t* unit, int64_t begin, int64_t end) {
-  for (int64_t at = begin; at < end; at += 64) __builtin_prefetch(unit + at, 0, 2);
-}
 
 // Piece p of `pieces` that share `count` tokens: its first token and, by the next piece's, its size.
 inline int64_t piece_first(int64_t p, int64_t pieces, int64_t count) {
@@ -213,17 +236,17 @@ void row_octets(const Matmul& given, const Windows* windows = nullptr) {
         copy_octets<V>(a, pass + first, tokens, x + first * plan.row_bytes, ranges + pass + first);
       }
       team.barrier();
-      const auto product = [&](int64_t u, int64_t p) {
+      const auto product = [&](int64_t u, int64_t p, Ahead ahead = {}) {
         const int64_t first = piece_first(p, pieces, count), tokens = piece_first(p + 1, pieces, count) - first;
         octet_rows_of<V, Fetch, kOctetTokens<V>>(tokens, a, units + u * unit_bytes, x + first * plan.row_bytes, ranges,
-                                        pass + first, u * 2 * kRowUnit);
+                                        pass + first, u * 2 * kRowUnit, ahead);
       };
       if (count > pieces * kRowTokens<V>) {  // each unit passes all pieces, and a part of the next one is fetched with each
-        const int64_t part = round_up(ceil_div(unit_bytes, pieces), 64);
+        const int64_t part = round_up(ceil_div(unit_bytes, pieces), 64), each = ceil_div(part / 64, 2 * octet_tiles(a));
         for (int64_t u = u0; u < u1; u++)
           for (int64_t p = 0; p < pieces; p++) {
-            if (u + 1 < u1) fetch_part(units + (u + 1) * unit_bytes, p * part, least((p + 1) * part, unit_bytes));
-            product(u, p);
+            const uint8_t* next = units + (u + 1) * unit_bytes;
+            product(u, p, u + 1 < u1 ? Ahead{next + p * part, next + least((p + 1) * part, unit_bytes), each} : Ahead{});
           }
       } else if ((u1 - u0) * unit_bytes <= kOctetWeights) {  // they stay in L2, and whole rows of y are written in order
         for (int64_t p = 0; p < pieces; p++)
