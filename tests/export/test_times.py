@@ -83,6 +83,8 @@ def test_a_start_from_a_file_measures_nothing(file: Path, measured: list[object]
     assert all(
         here["cpu"] in layer.reason and "from the file, measured on" in layer.reason for layer in fast.plan.layers
     )
+    first, *others = str(fast.plan).splitlines()
+    assert first.startswith("times from the file, measured on") and "from the file" not in "".join(others)
 
 
 def test_it_chooses_what_was_chosen(tmp_path: Path, measured: list[object]) -> None:

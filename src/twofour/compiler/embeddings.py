@@ -175,7 +175,10 @@ class Tables:
         found = answers()
         with _with_tables_of(fast, model, self.made):
             want = answers()
-        return f", which moves the answer on the example by {distance(found, want):.1e}"
+        off = distance(found, want)
+        return (
+            f", which alone moves the answer on the example by {off:.1e} of its norm, the layers as they are compiled"
+        )
 
 
 def heads(model: nn.Module, fast: nn.Module, layers: Sequence[LayerPlan]) -> Iterator[str]:

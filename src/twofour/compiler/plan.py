@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -200,19 +201,22 @@ class Plan:
 
     def __str__(self) -> str:
         head = ("layer", "count", "shape", "tokens", "kernel", "dense ms", "sparse ms", "why")
-        lines = [*filter(None, [self.won]), aligned(head, _rows(self.layers))]
+        account = self.account.lines(timed=not self.whole_ms) if self.account else []
+        said = "\n".join([*(layer.reason for layer in self.layers), *account])
+        whence = dict.fromkeys(_FROM_FILE.findall(said))
+        times = [f"times {', '.join(whence)}"] if whence else []
+        lines = [*filter(None, [self.won]), *times, aligned(head, _rows(self.layers))]
         whole = [layer for layer in self.layers if not layer.parts]
         holding = {part: layer for layer in self.layers for part in layer.parts}
         sparse = sum(holding.get(layer.name, layer).sparse for layer in whole)  # a part runs as its product does
-        error = "" if self.error is None else f", error on the example {self.error:.1e}"
+        error = "" if self.error is None else f", error on the example {self.error:.1e} of the answer's norm"
         lines.append(
             f"{sparse} of {len(whole)} layers run sparse "
             f"({', '.join(filter(None, (self.dtype, self.ranges, self._threads, self.isa)))}); "
             f"their weights {self.bytes_before / 1e6:.2f} MB dense, {self.bytes_after / 1e6:.2f} MB as kept "
             f'(memory="{self.memory}"), {self.bytes_in_file / 1e6:.2f} MB of a file{error}'
         )
-        account = self.account.lines(timed=not self.whole_ms) if self.account else []
-        return "\n".join([*lines, *account, *self.notes])
+        return "\n".join([*lines, *(_FROM_FILE.sub("", line) for line in account), *self.notes])
 
 
 def described(
@@ -278,6 +282,10 @@ def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
+_FROM_FILE = re.compile(r" \(((?:in part )?from the file, [^()]*(?:\([^()]*\)[^()]*)*)\)")
+"""Whence times are, which the head of the table says once."""
+
+
 def _rows(layers: Sequence[LayerPlan]) -> list[tuple[str, ...]]:
     """Return the cells of a table: a row per layer, one for all that run alike for one reason."""
     names = [layer.name or "(model)" for layer in layers]
@@ -294,7 +302,7 @@ def _rows(layers: Sequence[LayerPlan]) -> list[tuple[str, ...]]:
                 first.kernel,
                 _span([layer.dense_ms for layer in alike]),
                 _span([layer.sparse_ms for layer in alike]),
-                one_text([layer.reason for layer in alike]),
+                one_text([_FROM_FILE.sub("", layer.reason) for layer in alike]),
             )
         )
     return rows
