@@ -136,6 +136,16 @@ def test_what_the_graph_does_not_serve_is_said(
     ]
 
 
+@pytest.mark.parametrize("make", [t5, whisper])
+def test_an_example_without_input_of_the_decoder_is_told_what_is_missing(make: Any) -> None:
+    """It was told to check its sizes."""
+    model, example = make()
+    with pytest.raises(twofour.errors.CompileError, match="gives the encoder alone its input") as refused:
+        twofour.compile(model, {k: v for k, v in example.items() if k[:7] != "decoder"}, tokens=TOKENS)
+    for part in (next(iter(example)), "`decoder_input_ids` too", '"decoder_input_ids": ids[:, :1]'):
+        assert part in str(refused.value)
+
+
 def test_a_loaded_model_says_what_brings_its_graphs(tmp_path: Path) -> None:
     """It decoded layer by layer and had no line on that."""
     masked, fast, given = compiled(t5)

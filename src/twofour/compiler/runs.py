@@ -49,6 +49,15 @@ def _runs_in_order(fast: nn.Module, example: Example) -> bool:
 
 def unfit(model: nn.Module, example: Example, error: Exception, layer: str | None) -> CompileError:
     """Build the error for an example that the model does not run on; `layer`: the one that raised, where known."""
+    if example_lacks_decoder(model, example):
+        return calls.unfit(
+            CompileError,
+            "the example: it gives the encoder alone its input, and the decoder none",
+            error,
+            wanted="`decoder_input_ids` too, of two axes (batch, tokens)",
+            remedy='example={"input_ids": ids, "decoder_input_ids": ids[:, :1]}, or the model\'s name for the first',
+            shown=f"an example of {', '.join(map(repr, example.kwargs)) or 'positional arguments'}",
+        )
     leaves = [leaf for leaf in example.leaves if isinstance(leaf, Tensor)]
     given = ", ".join(f"{leaf.dtype} {tuple(leaf.shape)}" for leaf in leaves) or "no tensor"
     known = list(dict.fromkeys(p.dtype for p in model.parameters() if p.is_floating_point()))
@@ -65,3 +74,13 @@ def unfit(model: nn.Module, example: Example, error: Exception, layer: str | Non
     else:
         remedy = "check its sizes and dtypes: an example must be what the model takes in one forward pass"
     return calls.unfit(CompileError, "the example", error, wanted=calls.FORMS, remedy=remedy, shown=given, layer=layer)
+
+
+_OF_DECODER = ("decoder_input_ids", "decoder_inputs_embeds", "labels")
+"""What an encoder-decoder of transformers makes its decoder's input of."""
+
+
+def example_lacks_decoder(model: nn.Module, example: Example) -> bool:
+    """Tell whether a model is an encoder-decoder of transformers, and the example has no input of its decoder."""
+    two = getattr(getattr(model, "config", None), "is_encoder_decoder", False) is True
+    return two and len(example.args) < 3 and not any(name in example.kwargs for name in _OF_DECODER)
