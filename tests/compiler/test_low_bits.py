@@ -151,6 +151,20 @@ def test_what_the_time_of_a_graph_follows_from_tells_recipes_apart() -> None:
     assert len(set(found)) == len(found)
 
 
+def test_a_dtype_that_changes_no_quantised_layer_is_told_of(caplog, no_measuring) -> None:
+    """It was passed over in silence."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).eval(), torch.randn(4, 64)
+    for skip, rest in (((), "no other Linear layer is there"), (("2",), "it is that of the other 1 Linear layers")):
+        low = quantization.quantize(copy.deepcopy(model), "w8", "a8", data=[x], skip=skip)
+        plan: Any = twofour.compile(low, x, "int8", graph=False, progress=False).plan
+        (said,) = (note for note in plan.notes if note.startswith('dtype="int8" does not change'))
+        assert "they run in their own widths (w8a8)" in said and rest in said and said in caplog.text
+    plan = twofour.compile(low, x, graph=False, progress=False).plan  # pyright: ignore[reportAttributeAccessIssue]
+    assert not any("does not change" in note for note in plan.notes)
+    assert "of the answer's norm" in str(plan)
+
+
 def test_a_compiled_model_is_refused_as_that_where_it_is_to_be_pruned() -> None:
     fast = twofour.compile(of_bits("w2", "a2"), tokens=(3,), graph=False)
     assert "widths=w2a2" in str(fast)

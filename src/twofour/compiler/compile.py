@@ -30,7 +30,7 @@ from twofour.compiler.graph import NATIVE, require_graph
 from twofour.compiler.inductor import fastest_engine
 from twofour.compiler.kept import keep_what_runs
 from twofour.compiler.low_bits import require_steps, run_low_bits
-from twofour.compiler.notes import unmeasured, without_example
+from twofour.compiler.notes import own_widths, unmeasured, without_example
 from twofour.compiler.plan import Plan
 from twofour.compiler.ranges import observed
 from twofour.compiler.recurrent_kinds import is_recurrent
@@ -162,7 +162,7 @@ def compile(
             at.whole()
             plan = _as_a_whole(fast, layers, ready, given, reference, terms, graph)
     _restore_buffers(fast, model)
-    plan = ready.noted(plan).with_note(*heads(ready.model, fast, plan.layers))
+    plan = ready.noted(plan).with_note(*heads(ready.model, fast, plan.layers), *own_widths(model, computing))
     return with_plan(fast, concluded(plan, terms), terms.computing)
 
 

@@ -6,8 +6,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
+from torch import nn
+
+from twofour import quantization
 from twofour.compiler.choose import DEFAULT_TOKENS, QUICK_TOKENS
+from twofour.compiler.computing import Computing
 from twofour.compiler.plan import LayerPlan, Plan
+from twofour.compiler.replaceable import is_linear
 from twofour.measure.effort import Effort
 
 logger = logging.getLogger("twofour.compiler")
@@ -22,6 +27,24 @@ def unmeasured(how: Effort, tokens: Sequence[int], layers: Sequence[LayerPlan]) 
         said = f"; {', '.join(left)} tokens were not measured and take the kernel of the nearest count that was"
         counts = said if left else ""
     return f'effort="{how.name}": at most {how.rounds} short rounds a case{counts}; effort="full" measures the rest'
+
+
+def own_widths(model: nn.Module, computing: Computing) -> tuple[str, ...]:
+    """Say in the log and for the plan which layers keep the widths that they were quantised to, whatever the dtype."""
+    low = quantization.of(model)
+    if not low or computing.dtype == Computing().dtype:
+        return ()
+    widths = ", ".join(sorted({one.widths.name for one in low.values()}))
+    others = sum(is_linear(module) for module in model.modules()) - sum(map(is_linear, map(model.get_submodule, low)))
+    rest = (
+        f"it is that of the other {others} Linear layers" if others > 0 else "no other Linear layer is there to take it"
+    )
+    said = (
+        f'dtype="{computing.dtype}" does not change the {len(low)} layers that were quantised: they run in their own '
+        f"widths ({widths}); {rest}. For {computing.dtype} in all of them compile the float model"
+    )
+    logger.warning("%s", said)
+    return (said,)
 
 
 def without_example(plan: Plan, graph: bool | str) -> Plan:
