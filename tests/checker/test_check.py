@@ -51,7 +51,9 @@ def test_a_dense_model_is_not_ok():
     assert {found.verdict for found in report.layers} == {"dense"}
     skipped = dict(report.skipped)
     assert "not a multiple of 16" in skipped["0.weight"] and "not a multiple of 8" in skipped["4.weight"]
-    assert "NOT OK: nothing is sparse; 0 of 2 weights are sparse, 2 skipped" in str(report)
+    assert "DENSE: nothing is sparse, and nothing was promised to be; 0 of 2 weights are sparse, 2 skipped" in str(
+        report
+    )
 
 
 def test_a_pruned_model_is_found_sparse_without_a_promise():
@@ -99,7 +101,7 @@ def test_a_zero_initialised_layer_does_not_make_a_dense_model_sparse():
     nn.init.zeros_(net[1].weight)
     report = checker.check(net)
     assert not report.ok and not report.layers[1].sparse and report.layers[1].verdict == "every value is zero"
-    assert "NOT OK: nothing is sparse; 0 of 2 weights are sparse" in str(report)
+    assert "DENSE: nothing is sparse, and nothing was promised to be; 0 of 2 weights are sparse" in str(report)
     attach(net)
     nn.init.zeros_(net[0].weight)
     assert checker.check(net).ok  # a mask's promise is about the zeros only
@@ -251,7 +253,7 @@ def test_the_report_is_json_and_a_table():
     assert lines[0].split()[:4] == ["weight", "kind", "shape", "promised"]
     assert lines[2].split()[:5] == ["1.weight", "conv2d", "32x16x3x3", "2:4", "100.0%"]
     assert str(checker.check(nn.Sequential(nn.ReLU()))) == (
-        "NOT OK: nothing is sparse; 0 of 0 weights are sparse, 0 skipped"
+        "DENSE: nothing is sparse, and nothing was promised to be; 0 of 0 weights are sparse, 0 skipped"
     )
 
 

@@ -36,7 +36,10 @@ def test_a_real_process(tmp_path: Path):
     command = [sys.executable, "-m", "twofour", "check", "zoo_cli:small"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1, done.stderr
-    assert done.stdout.splitlines()[-1] == "NOT OK: nothing is sparse; 0 of 2 weights are sparse, 1 skipped"
+    assert (
+        done.stdout.splitlines()[-1]
+        == "DENSE: nothing is sparse, and nothing was promised to be; 0 of 2 weights are sparse, 1 skipped"
+    )
     command[-1] = "zoo_cli:missing"
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2 and done.stderr.lstrip().startswith(

@@ -45,7 +45,7 @@ class Report:
         """One sentence: how many promises hold, how many weights are sparse."""
         promised = [finding for finding in self.layers if finding.promised]
         sparse = sum(finding.sparse for finding in self.layers)
-        text = "nothing was promised" if sparse else "nothing is sparse"
+        text = "nothing was promised" if sparse else "nothing is sparse, and nothing was promised to be"
         if promised:
             text = f"{sum(finding.kept for finding in promised)} of {len(promised)} promised weights kept"
         if low := sum(finding.width is not None for finding in self.layers):
@@ -71,7 +71,9 @@ class Report:
             lines += ["", _grid(("weight", "note"), told)]
         if self.skipped:
             lines += ["", _grid(("skipped", "reason"), self.skipped)]
-        return "\n".join([*lines, "", f"{'OK' if self.ok else 'NOT OK'}: {self.summary}"]).lstrip("\n")
+        plain = not any(finding.promised or finding.sparse or finding.width for finding in self.layers)
+        head = "OK" if self.ok else "DENSE" if plain else "NOT OK"
+        return "\n".join([*lines, "", f"{head}: {self.summary}"]).lstrip("\n")
 
 
 def check(
