@@ -49,6 +49,17 @@ def test_of_equal_times_the_better_quality_is_kept() -> None:
     assert choice.reasons["fast"].startswith("as fast as the one that is kept, of no better quality")
 
 
+def test_without_a_limit_quality_is_given_for_time_that_was_won_alone() -> None:
+    dense, sparse = tried("dense", 1.04e-3, 100.0, sparse=False), tried("2:4", 1e-3, 60.0)
+    assert choose([sparse, dense], None).kept == "dense", "4 % are the machine's"
+    dense = replace(dense, seconds=1.2e-3)
+    assert choose([sparse, dense], None, 1.1e-3).kept == "2:4"
+    choice = choose([sparse, dense], None, 0.9e-3)
+    assert choice.kept == "dense", "a dense runtime is faster than both: nothing was won"
+    assert choice.reasons["dense"].startswith("kept: the best quality, and no model of less wins time worth it")
+    assert choice.reasons["2:4"].startswith("faster by 20%, which its quality is not worth")
+
+
 def test_where_none_holds_the_best_is_kept_and_it_is_said() -> None:
     choice = choose([FLOAT, INT8], 99.9)
     assert (choice.kept, choice.held) == ("float", False)

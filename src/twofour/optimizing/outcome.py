@@ -54,10 +54,21 @@ class Choice:
     held: bool
 
 
-def choose(tried: Sequence[Tried], least: float | None) -> Choice:
-    """Keep the fastest model whose quality is at least `least`; without a limit the fastest.
+WORTH = 0.05
+"""Without a limit a model that answers worse is kept only where it takes so much less time: less is noise's."""
 
+
+def choose(tried: Sequence[Tried], least: float | None, runtime: float | None = None) -> Choice:
+    """Keep the fastest model whose quality is at least `least`.
+
+    Without a limit no loss was allowed: a model of less quality is kept only where it wins time for it, `WORTH` against
+    those that answer better and against the fastest dense runtime, which answers as the dense model does.
     Where none holds, the one of the best quality is kept, and `held` says so.
+
+    Args:
+        tried: The models.
+        least: The quality that is wanted; None without a limit.
+        runtime: Seconds of the fastest dense runtime.
 
     Raises:
         OptimizeError: None was timed.
@@ -75,14 +86,18 @@ def choose(tried: Sequence[Tried], least: float | None) -> Choice:
     if holding:
         fastest = min(one.seconds for one in holding if one.seconds is not None)
         near = [one for one in holding if one.seconds is not None and one.seconds <= (1 + TIE) * fastest]
+        if least is None:
+            won = runtime is None or fastest * (1 + WORTH) <= runtime
+            near = [one for one in holding if not won or (one.seconds or 0.0) <= (1 + WORTH) * fastest]
     else:
         near = timed
     kept = max(near, key=lambda one: (one.score.value if one.score else 0.0, -(one.seconds or 0.0)))
-    reasons = {one.name: _reason(one, kept, least, bool(holding)) for one in tried}
+    first = min(one.seconds for one in timed if one.seconds is not None)
+    reasons = {one.name: _reason(one, kept, least, bool(holding), first) for one in tried}
     return Choice(kept.name, reasons, bool(holding))
 
 
-def _reason(one: Tried, kept: Tried, least: float | None, held: bool) -> str:
+def _reason(one: Tried, kept: Tried, least: float | None, held: bool, fastest: float) -> str:
     if one.refused:
         return f"not compiled: {one.refused}"
     assert one.score is not None and one.seconds is not None and kept.seconds is not None
@@ -90,9 +105,13 @@ def _reason(one: Tried, kept: Tried, least: float | None, held: bool) -> str:
     if one.name == kept.name:
         if not held:
             return f"kept: no model's quality holds, and this one's is the best; {told}"
+        if least is None and fastest < one.seconds:
+            return f"kept: the best quality, and no model of less wins time worth it; {told}"
         return f"kept: the fastest{' whose quality holds' if least is not None else ''}; {told}"
     if least is not None and one.score.value < least:
         return f"its quality does not hold: {one.score.value:.2f}, at least {least:.2f} was wanted; {told}"
+    if one.seconds < kept.seconds / (1 + TIE):
+        return f"faster by {kept.seconds / one.seconds - 1:.0%}, which its quality is not worth; {told}"
     if one.seconds <= kept.seconds * (1 + TIE):
         return f"as fast as the one that is kept, of no better quality; {told}"
     return f"slower than the one that is kept, by {one.seconds / kept.seconds - 1:.0%}; {told}"
@@ -221,7 +240,8 @@ def verdict_of(
     elif within is not None:
         said += f" {within:g} points were allowed."
     if not kept.sparse:
-        said += " Nothing sparse was faster at a quality that holds: the model that is kept runs dense."
+        of = "faster at a quality that holds" if within is not None else "so much faster that its loss is worth it"
+        said += f" Nothing sparse was {of}: the model that is kept runs dense."
     if ratio < 1:
         said += f" {best} is faster on this machine: nothing was won in time."
     said += _crowd(record)
