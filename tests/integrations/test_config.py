@@ -19,6 +19,7 @@ from twofour.integrations import TwoFourConfig, TwoFourQuantizer
         ({"dtype": "int3"}, CompileError, "int3"),
         ({"dtype": torch.int64}, CompileError, "int64"),
         ({"memory": "tiny"}, CompileError, "tiny"),
+        ({"embeddings": "int4"}, CompileError, "type of embeddings"),
         ({"graph": "inductor"}, CompileError, "twofour.compile alone"),
         ({"batch": 1}, CompileError, "batch=1"),
         ({"length": True}, CompileError, "length=True"),
@@ -42,12 +43,14 @@ def test_transformers_finds_config_and_quantizer_by_their_name(caplog):
 
 
 def test_a_config_travels_as_json_without_what_is_over_when_a_model_is_saved():
-    config = TwoFourConfig("bfloat16", prune="2:4", data=iter(["one"]), skip="pooler", batch=4, packed=True)
+    options = {"prune": "2:4", "data": iter(["one"]), "skip": "pooler", "batch": 4, "packed": True}
+    config = TwoFourConfig("bfloat16", embeddings=torch.int8, **options)
     said = json.loads(config.to_json_string())
     assert said == {
         "quant_method": "twofour",
         "dtype": "bfloat16",
         "memory": None,
+        "embeddings": "int8",
         "graph": "auto",
         "batch": 4,
         "length": 32,

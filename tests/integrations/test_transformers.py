@@ -250,6 +250,19 @@ def test_packed_weights_come_back_to_the_bit(places, tmp_path, dtype):
     assert twofour.check(tmp_path / "plain").ok
 
 
+def test_tables_are_kept_in_fewer_bits_and_travel(places, tmp_path):
+    config = TwoFourConfig(embeddings="int8", graph=False, packed=True)
+    fast = AutoModel.from_pretrained(places["zeros"], quantization_config=config)
+    assert fast.plan.embeddings == "int8"
+    fast.save_pretrained(tmp_path / "out")
+    again = AutoModel.from_pretrained(tmp_path / "out")  # the key says it, and the file
+    assert again.plan.embeddings == "int8"
+    alike(again, fast, calls(places["zeros"]))
+    other = TwoFourConfig(embeddings="bfloat16")
+    with pytest.raises(CompileError, match=r"another type of embeddings\n.*'bfloat16'; .* holds int8"):
+        AutoModel.from_pretrained(packed_folder(fast, tmp_path / "other"), quantization_config=other)
+
+
 @pytest.mark.long
 def test_a_dense_folder_of_int8_is_packed_in_int8(places, tmp_path):
     fast = AutoModel.from_pretrained(places["dense"], quantization_config=TwoFourConfig("int8", packed=True))

@@ -12,6 +12,7 @@ from transformers.quantizers.auto import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from twofour.compiler.computing import Computing, dtype_name
+from twofour.compiler.embeddings import kind_of_tables
 from twofour.compiler.replaceable import require_memory_mode
 from twofour.criteria import AUTO
 from twofour.errors import CompileError, RecipeError, integer_from
@@ -22,7 +23,7 @@ logger = logging.getLogger("twofour.integrations")
 METHOD = "twofour"
 """What transformers knows our config and quantizer by: `quant_method` in a config.json."""
 
-STORED = ("dtype", "memory", "graph", "batch", "length")
+STORED = ("dtype", "memory", "embeddings", "graph", "batch", "length")
 """Fields that a config.json carries; pruning is over when a model is saved."""
 
 
@@ -41,6 +42,8 @@ class TwoFourConfig(QuantizationConfigMixin):
         data: Calibration data for `prune`: sentences, pairs of sentences, or batches as `twofour.prune` takes them.
         skip: Globs of layers that `prune` leaves dense.
         memory: "fast" or "small", as in `twofour.compile`. Default: a packed folder's own, else "fast".
+        embeddings: "bfloat16" or "int8" keeps tables of embeddings so, as in `twofour.compile`. Default: a packed
+            folder's own, else as the model has them.
         graph: "auto", True or False, as in `twofour.compile`.
         batch: Sequences, or images, of the example that the model is captured and timed on; other sizes run too.
         length: Tokens of each of its sequences at most.
@@ -51,7 +54,7 @@ class TwoFourConfig(QuantizationConfigMixin):
             refuses such a folder. A packed folder, which nothing else can read, always has it.
 
     Raises:
-        CompileError: The dtype, memory, graph or the example's size is impossible.
+        CompileError: The dtype, memory, embeddings, graph or the example's size is impossible.
         RecipeError: Data, a criterion or layers to skip are given without `prune`, or are malformed.
         PatternError: `prune` is no pattern.
     """
@@ -67,6 +70,7 @@ class TwoFourConfig(QuantizationConfigMixin):
         data: Iterable[Any] | None = None,
         skip: str | Sequence[str] = (),
         memory: str | None = None,
+        embeddings: str | torch.dtype | None = None,
         graph: bool | str = "auto",
         batch: int = 8,
         length: int = 32,
@@ -80,6 +84,7 @@ class TwoFourConfig(QuantizationConfigMixin):
         self.skip = (skip,) if isinstance(skip, str) else tuple(skip)
         require_memory_mode(memory or "fast")
         self.memory, self.graph = memory, _engine(graph)
+        self.embeddings = kind_of_tables(embeddings) or None
         for name, size in (("batch", batch), ("length", length)):
             integer_from(2, "the example's size is impossible", CompileError, "leave it out", **{name: size})
         self.batch, self.length = batch, length

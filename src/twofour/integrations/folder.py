@@ -126,20 +126,25 @@ class Packed:
             )
         model._modules.clear()
         native.release_free_memory()
-        own = self.settings.get("dtype")
-        if config.dtype in (None, own):
+        own, tables = self.settings.get("dtype"), self.settings.get("embeddings") or None
+        other, others = config.dtype not in (None, own), config.embeddings not in (None, tables)
+        if not other and not others:
             return self._compiled(config, example)
         if own is not None:
+            what, asked, held = (
+                ("computing type", config.dtype, own) if other else ("type of embeddings", config.embeddings, tables)
+            )
+            name = "dtype" if other else "embeddings"
             raise CompileError(
-                "the packed folder was compiled for another computing type",
-                got=f"dtype={config.dtype!r}; {self.path} holds {own}",
-                wanted=f"dtype={own!r}, or none",
+                f"the packed folder was compiled for another {what}",
+                got=f"{name}={asked!r}; {self.path} holds {held or 'them as the model has them'}",
+                wanted=f"{name}={held!r}, or none",
                 remedy="load the plain folder, with zeros or dense, for another type",
             )
         masked = twofour.load(self.path, self.empty, masked=True)
         options: dict[str, Any] = {"memory": config.memory or "fast", "graph": config.graph}
-        options |= {} if is_progress_bar_enabled() else {"progress": False}
-        return twofour.compile(masked, example, config.dtype, **options)
+        options |= {"embeddings": config.embeddings} | ({} if is_progress_bar_enabled() else {"progress": False})
+        return twofour.compile(masked, example, config.dtype or "float32", **options)
 
     def _compiled(self, config: TwoFourConfig, example: Any) -> nn.Module:
         load = partial(twofour.load, self.path, self.empty, memory=config.memory, graph=config.graph)
@@ -164,6 +169,7 @@ def _described(path: Path) -> Description | None:
 def _is_dense(settings: Mapping[str, Any], config: TwoFourConfig) -> bool:
     """Tell whether a file is of a compiled model without zeros, as it is wanted: its graph and times serve then."""
     asked = config.prune is not None or config.dtype not in (None, settings.get("dtype"))
+    asked |= config.embeddings not in (None, settings.get("embeddings"))
     return settings.get("kind") == KIND and not settings.get("patterns") and not asked
 
 

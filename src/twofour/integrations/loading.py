@@ -55,7 +55,8 @@ def compiled(model: Any, config: TwoFourConfig) -> nn.Module:
     example = example if example is not None and runs(model, example) else None
     graph = config.graph if example is not None else "auto"
     dtype, shown = config.dtype or _own(model), None if is_progress_bar_enabled() else False
-    fast = twofour.compile(model, example, dtype, memory=config.memory or "fast", graph=graph, progress=shown)
+    options: dict[str, Any] = {"memory": config.memory or "fast", "embeddings": config.embeddings, "graph": graph}
+    fast = twofour.compile(model, example, dtype, **options, progress=shown)
     if not _is_sparse(fast):
         name = _name(model)
         logger.warning(DENSE, name, dtype, name)
