@@ -268,6 +268,14 @@ def test_a_product_must_lead_to_run_a_1x1_convolution(product: float, chosen: st
     assert pick(times, "fast").name == pick(times, "small").name == chosen
 
 
+def test_a_library_must_lead_by_what_its_answer_costs_in_a_graph() -> None:
+    names = DENSE, next(row.name for row in convolutions() if row.layout == "direct")
+    times = dict(zip(names, (3.0e-4, 4.0e-4), strict=True))
+    for fused in (False, True):
+        assert pick(times, "fast", fused=fused, written=1 << 10).name == names[0]
+        assert pick(times, "fast", fused=fused, written=1 << 21).name == names[1]
+
+
 def test_a_convolutions_weight_asks_for_a_convolution() -> None:
     layer = nn.Conv2d(8, 6, 3)
     found = layer_weight("conv", layer, layer.weight, layer.bias, FLOAT32)

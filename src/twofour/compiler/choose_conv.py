@@ -27,6 +27,11 @@ from twofour.patterns import Pattern
 LIBRARY_CALL = 1e-5
 """Seconds that a library's call takes more in a recorded run than one of ours: both are measured through Python."""
 
+LIBRARY_BYTE = 1e-10
+"""Seconds for each byte of its answer that it takes more there: torch allocates that outside of what a graph plans and
+the caches keep, and no call of several convolutions in a row may take it in. MobileNetV2's first three by libraries
+took 590 us alone and 1212 in the model; by ours 724 and 1029."""
+
 _READ = {"block": "blocks", "hybrid": "2:4 with dense groups"}
 """What rows of the forms of many patterns read."""
 
@@ -175,18 +180,18 @@ def not_measured(geometry: Geometry, memory: str, close: bool) -> str:
     return f"Winograd's algorithm was not measured: {why}"
 
 
-def pick(times: Mapping[str, float], memory: str, *, fused: bool = False) -> ConvKernel:
+def pick(times: Mapping[str, float], memory: str, *, fused: bool = False, written: int = 0) -> ConvKernel:
     """Return the kernel to use: the fastest, or with memory="small" the fastest sparse one where there is one.
 
     One that is ahead of the others by less than its `lead` counts as slower; `fused`: what a pass of its own would cost
-    is in the times.
+    is in the times; `written`: bytes of the answer.
     """
     kernels = [find(name, ConvKernel) for name in times]
     pool = [kernel for kernel in kernels if kernel.sparse and memory == "small"] or kernels
 
     def cost(kernel: ConvKernel) -> float:
         lead = max(kernel.lead, 1.0) if fused else kernel.lead
-        return times[kernel.name] * lead + (LIBRARY_CALL if kernel.isa == "any" else 0.0)
+        return times[kernel.name] * lead + (LIBRARY_CALL + LIBRARY_BYTE * written if kernel.isa == "any" else 0.0)
 
     return min(pool, key=cost)
 
@@ -230,6 +235,7 @@ def choose_conv(
 
     times = cache.times(key, [kernel.name for kernel in kernels], measure)
     count, height, width = images
-    pixels, chosen = count * prod(geometry.output(height, width)), pick(times, memory, fused=case.fused)
+    pixels = count * prod(geometry.output(height, width))
+    chosen = pick(times, memory, fused=case.fused, written=4 * pixels * geometry.out_channels)
     layouts = {chosen.layout: prepare(chosen)}
     return Choice(DispatchTable((), (chosen.name,)), {pixels: times}, layouts, cache.origin([key])), because

@@ -67,7 +67,12 @@ class NativeConv(PackedConv):
     """One row of nm_conv.inc, or of hybrid_conv.inc, whose weights have dense groups.
 
     Pruned positions are skipped: an infinity or NaN in `x` at such a position does not reach the output.
+
+    Attributes:
+        lead: What follows in a model is done in its pass, as in that of the dense rows it is compared with.
     """
+
+    lead: ClassVar[float] = 0.9
 
     index: int
 
@@ -123,7 +128,7 @@ class PointwiseConv(PackedConv):
             gain alone (README.md).
     """
 
-    lead: ClassVar[float] = 1.1
+    lead: ClassVar[float] = 1.0
 
     product: Kernel
     residual: NativeConv
