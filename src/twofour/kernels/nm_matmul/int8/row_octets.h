@@ -101,7 +101,8 @@ TWOFOUR_NOINLINE void octet_rows(const WindowCall& a, const uint8_t* unit, const
   constexpr bool many = T > kRowTokens<V>;
   constexpr int Halves = many ? 1 : Fetch::in_order ? 2 : kRowHalves<V>;
   alignas(64) int32_t sums[2 * kRowUnit * T];
-  const int64_t size = size_of(a.y_type);
+  const int64_t size = size_of(a.y_type), tiles = octet_tiles(a);
+  const int64_t block = many ? ceil_div(tiles, ceil_div(tiles, kOctetBlock)) : tiles;
   const bool other = many && a.epilogue.combine != Combine::none;
   int64_t token = first;
   const auto between = [&]() TWOFOUR_INLINED {
@@ -110,9 +111,7 @@ TWOFOUR_NOINLINE void octet_rows(const WindowCall& a, const uint8_t* unit, const
       for (int64_t n = ahead.each; n > 0 && ahead.line < ahead.end; n--, ahead.line += 64) __builtin_prefetch(ahead.line, 0, 2);
     }
   };
-  if (!many || 2 * octet_tiles(a) < T)
-    while (token < first + T) expect_answer(a, token++, row, size, other);
-  const int64_t tiles = octet_tiles(a), block = many ? ceil_div(tiles, ceil_div(tiles, kOctetBlock)) : tiles;
+  while ((!many || 2 * tiles < T) && token < first + T) expect_answer(a, token++, row, size, other);
   for (int64_t k = 0; k < tiles; k += block)
     for (int h = 0; h < 2; h += Halves)
       octet_sums<V, Fetch, T, Halves>(least(block, tiles - k), unit + (2 * k + h) * kOctetHalfBytes, x + k * kRowTile * T,
