@@ -27,12 +27,12 @@ def test_a_pruned_model_and_a_loader_win_back_what_was_lost(caplog):
     model = pruned()
     result = finetune(model, noisy_loader(), evaluate=accuracy, progress=False)
     run = result.sparse
-    assert run.evaluation > run.before and run.history[run.kept - 1].held < 0.5 * run.held
+    assert run.evaluation > run.before and run.history[run.kept - 1].held < 0.8 * run.held
     told = "\n".join(result.notes)
     for words in (
         "AdamW at a rate that is looked for",
         "the learning rate is ",
-        "on 8 samples that 25 steps did not see",
+        "samples that 25 steps did not see",
     ):
         assert words in told
     careful = defaults.rate_for(pruned())
@@ -65,27 +65,36 @@ def test_trials_leave_model_and_random_numbers_as_they_were():
 @in_turn(
     "losses, times, tried",
     [
-        ((1.0, 0.5, 0.4, 0.45, 0.6), 3, 4),
-        ((1.0, 0.5, 0.4, 0.43, 0.6), 10, 4),
-        ((1.0, 0.98, 0.99, 1.0, 1.0, 1.0), 1, 5),
-        ((9.0, 1.0, 1.09, 1.2, 1.2, 1.2), 3, 5),
-        ((1.0, 0.9, 0.8, 0.7, 0.6, 0.5), 100, 5),
-        ((1.0, 1.1, 1.2, 1.3, 1.4), 1, 4),
-        ((1.0, float("nan")), 1, 1),
-        ((-1.0, -1.5, -1.6, -1.0), 3, 3),
+        (([1.0], [0.5], [0.4], [0.45], [0.6]), 3, 4),
+        (([1.0], [0.9], [0.8], [0.7], [0.6], [0.5]), 100, 5),
+        (([1.0], [0.9], [0.9], [0.8], [0.801], [0.85]), 30, 5),
+        (([1.0], [0.99], [0.985], [1.0], [0.99], [1.0]), None, 5),
+        (([1.0], [1.1], [1.2], [1.3]), None, 2),
+        (([1.0], [float("nan")]), None, 1),
+        (([-1.0], [-1.5], [-1.6], [-1.0]), 3, 3),
+        (
+            ([1.0, 2.0, 3.0], [0.8, 1.9, 2.9], [0.89, 1.89, 2.89], [0.0, 2.0, 3.5], [0.9, 1.9, 2.9], [1.0, 2.0, 2.9]),
+            3,
+            5,
+        ),
+        (
+            ([1.0, 2.0, 3.0], [0.5, 2.4, 2.9], [1.4, 1.6, 2.9], [1.4, 1.7, 3.1], [1.4, 1.7, 3.2], [1.4, 1.7, 3.2]),
+            None,
+            5,
+        ),
     ],
 )
 def test_the_rate_of_the_best_trial_is_taken_and_what_is_clearly_worse_ends_them(losses, times, tried):
     answers, trials = iter(losses), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(judge, "held_loss", lambda *_: next(answers))
+        patch.setattr(judge, "held_losses", lambda *_: next(answers))
         patch.setattr(rates, "_trained", lambda model, plan, *_: trials.append(plan.optimizer.rate) or True)
         model, _ = pair_of_models()
         given = {"loss": F.cross_entropy, "optimizer": "auto", "schedule": "auto", "epochs": 3}
         plan, _ = defaults.completed(model, noisy_loader(), given, {"seed": 0, "scheme": None}, "last", None)
         found, (note,) = rates.found(model, plan, plan, None, progress=False)
-    assert len(trials) == tried and found.optimizer.rate == pytest.approx(times * plan.optimizer.rate, rel=0.06)
-    assert ("a careful one" in note) == (not min(losses[1:]) < losses[0])
+    assert len(trials) == tried and ("a careful one" in note) == (times is None)
+    assert found.optimizer.rate == pytest.approx((times or 1) * plan.optimizer.rate, rel=0.06)
 
 
 def test_a_training_that_only_forgets_is_a_careful_one():
@@ -138,17 +147,18 @@ def test_a_run_goes_on_at_the_rate_that_it_found(tmp_path, dense):
         result = finetune(model, noisy_loader(), **{**LOADER, "loss": loss}, **own, epochs=3, checkpoint=folder)
         return model, result
 
-    model, whole = run(None)
-    searched = 5 * 18
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, stopping(searched + 10))
     steps = []
 
     def counted(output, target):
         steps.append(output.requires_grad)
         return F.cross_entropy(output, target)
 
+    model, whole = run(None, counted)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, stopping(sum(steps) - 8))
+    steps.clear()
     again, result = run(tmp_path, counted)
-    assert sum(steps) <= 18 and same_state(again, model) and result.sparse.history == whole.sparse.history
+    assert sum(steps) == 12, "two epochs of six steps, and no trials"
+    assert same_state(again, model) and result.sparse.history == whole.sparse.history
     assert "that of the interrupted run" in result.notes[-1]
     assert result.sparse.kept == whole.sparse.kept

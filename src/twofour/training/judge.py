@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -77,15 +78,20 @@ class Judge:
 
 def held_loss(model: nn.Module, loss: Loss, held: Held) -> float:
     """Return the mean of the loss over batches that judge, by their samples; in evaluation mode, without gradients."""
+    sizes = [max(1, Batch(inputs).samples) for inputs, _ in held.batches]
+    return sum(map(operator.mul, sizes, held_losses(model, loss, held))) / sum(sizes)
+
+
+def held_losses(model: nn.Module, loss: Loss, held: Held) -> list[float]:
+    """Return the loss of each batch that judges."""
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    total = weight = 0.0
+    losses = list[float]()
     with calls.evaluating(model), torch.no_grad(), randomness.undisturbed():
         for inputs, target in held.batches:
             found = loss(call(model, to_device(inputs, device)), to_device(target, device))
             require_number(found)
-            size = max(1, Batch(inputs).samples)
-            total, weight = total + size * float(found), weight + size
-    return total / weight
+            losses.append(float(found))
+    return losses
 
 
 def require_finite(model: nn.Module, loss: Loss, held: Held) -> None:

@@ -13,6 +13,7 @@ import dataclasses
 import itertools
 import logging
 import math
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,20 +35,35 @@ TIMES = (1, 3, 10, 30, 100)
 """Rates that are tried, as multiples of the careful one."""
 LEAST, MOST, SHARE = 25, 100, 10
 """Steps of a trial: one in so many of the training, but at least and at most so many."""
-WORSE, NEAR = 0.25, 0.1
-"""How far over the least loss, as a part of it, one is clearly worse, so that higher rates are left untried, and how
-far, of what was won too, one is as good: the highest such rate is taken, since a longer training settles what a short
-one leaves in noise."""
+WORSE, MISSES = 0.25, 2
+"""How far over the least loss, as a part of it, one is clearly worse, and how many in a row may be beaten, before
+higher rates are left untried."""
+FEW, CHANCE = 3, 0.02
+"""Batches from which on they tell themselves how much losses differ by chance, and the part of a loss taken before."""
 JUDGING = 5
-"""One batch of a loader in so many judges at most, where batches that judge are not trained on."""
+"""One batch of a loader in so many judges at most, but of the fewest half: those that judge are not trained on."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """What a short training at a `rate` came to: the `loss` on batches that it has not seen, infinity for no number."""
+    """What a short training at a `rate` came to: the `losses` of batches that it has not seen."""
 
     rate: float
-    loss: float
+    losses: tuple[float, ...]
+
+    @property
+    def loss(self) -> float:
+        """Their mean, infinity for no number."""
+        found = statistics.fmean(self.losses) if self.losses else math.inf
+        return found if math.isfinite(found) else math.inf
+
+    def beats(self, other: Trial) -> bool:
+        """Whether the loss is less than another's by more than chance brings, as the batches tell where they can."""
+        if math.isinf(self.loss) or math.isinf(other.loss):
+            return self.loss < other.loss
+        won = [theirs - own for own, theirs in zip(self.losses, other.losses, strict=True)]
+        chance = CHANCE * abs(other.loss) if len(won) < FEW else statistics.stdev(won) / math.sqrt(len(won))
+        return statistics.fmean(won) > chance
 
 
 def found(model: nn.Module, plan: Plan, taught: Plan, folder: Path | None, *, progress: bool) -> tuple[Plan, list[str]]:
@@ -79,9 +95,9 @@ def found(model: nn.Module, plan: Plan, taught: Plan, folder: Path | None, *, pr
         *(len(TIMES), steps),
     )
     with calls.keeping_modes(model), randomness.undisturbed(plan.loader), Progress(progress) as display:
-        before = judge.held_loss(model, plan.loss, held)
+        before = Trial(0.0, tuple(judge.held_losses(model, plan.loss, held)))
         display.begin("learning rate, steps of trials", len(TIMES) * steps)
-        trials = list(_trials(model, plan, taught, (held, skip, steps), display))
+        trials = list(_trials(model, plan, taught, before, (held, skip, steps), display))
     if not trials:
         note = f"the learning rate is a careful one, {careful.rate:g}: one batch cannot both train and judge, held= can"
     else:
@@ -90,15 +106,18 @@ def found(model: nn.Module, plan: Plan, taught: Plan, folder: Path | None, *, pr
     return _at(taught, careful.rate), [note]
 
 
-def _chosen(careful: Adamw, trials: list[Trial], before: float, held: Held, steps: int) -> tuple[Adamw, str]:
-    """Return AdamW at the rate of the best trial, the careful one where none made the model better, and say why."""
-    least = min(trial.loss for trial in trials)
-    near = least + NEAR * min(abs(least), before - least)
+def _chosen(careful: Adamw, trials: list[Trial], before: Trial, held: Held, steps: int) -> tuple[Adamw, str]:
+    """Return AdamW at the highest rate that no other beats, the careful one where none made the model better; say why.
+
+    The highest, since a longer training settles what a short one leaves in noise.
+    """
+    best = [trial for trial in trials if trial.beats(before) and not any(o.beats(trial) for o in trials)]
     tried = ", ".join(f"{trial.rate:g}: {trial.loss:.4g}" for trial in trials)
-    where = f"the loss on {held.samples} samples that {steps} steps did not see, {before:.4g} before them"
-    if not least < before:
-        return careful, f"the learning rate is a careful one, {careful.rate:g}: no trial made {where}, less ({tried})"
-    rate = max(trial.rate for trial in trials if trial.loss <= near)
+    where = f"the loss on {held.samples} samples that {steps} steps did not see, {before.loss:.4g} before them"
+    if not best:
+        made = f"no trial made {where}, less by more than chance"
+        return careful, f"the learning rate is a careful one, {careful.rate:g}: {made} ({tried})"
+    rate = best[-1].rate
     return Adamw(rate), f"the learning rate is {rate:g}, the highest after which {where}, is about least ({tried})"
 
 
@@ -119,31 +138,32 @@ def _judging(plan: Plan) -> tuple[Held, int]:
     if held.apart:
         return held, 0
     whole = length(plan.loader) or len(held.batches)
-    batches = held.batches[: max(1, whole // JUDGING)]
+    batches = held.batches[: max(1, whole // JUDGING, min(FEW, whole // 2))]
     return judge.of_training(batches), len(batches)
 
 
 def _trials(
-    model: nn.Module, plan: Plan, taught: Plan, data: tuple[Held, int, int], display: Progress
+    model: nn.Module, plan: Plan, taught: Plan, best: Trial, data: tuple[Held, int, int], display: Progress
 ) -> Iterator[Trial]:
-    """Yield one trial after the other, until one is clearly worse than the best; each leaves the model as it was."""
-    (held, skip, steps), least = data, math.inf
+    """Yield one trial after the other, while higher rates may still beat the best; each leaves the model as it was."""
+    (held, skip, steps), misses = data, 0
     start = trainee.Snapshot.of(model)
     assert isinstance(taught.optimizer, Adamw)
     for times in TIMES:
         rate = float(f"{times * taught.optimizer.rate:.2g}")
         try:
             done = _trained(model, _at(taught, rate), skip, steps, display)
-            loss = judge.held_loss(model, plan.loss, held) if done else math.inf
+            losses = judge.held_losses(model, plan.loss, held) if done else ()
         finally:
             start.give_to(model)
             model.zero_grad(set_to_none=True)
         if done is None:
             return
-        yield Trial(rate, loss if math.isfinite(loss) else math.inf)
-        if not math.isfinite(loss) or loss > least + WORSE * abs(least):
+        yield (trial := Trial(rate, tuple(losses)))
+        misses = misses + 1 if best.beats(trial) else 0
+        best = trial if trial.loss < best.loss else best
+        if misses == MISSES or math.isinf(trial.loss) or trial.loss > best.loss + WORSE * abs(best.loss):
             return
-        least = min(least, loss)
 
 
 def _trained(model: nn.Module, plan: Plan, skip: int, steps: int, display: Progress) -> bool | None:
