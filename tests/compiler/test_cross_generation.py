@@ -18,6 +18,7 @@ from tests.compiler.test_generation import (
     SAMPLED,
     Streamer,
     interrupted,
+    said_once,
     same_cache,
     transformers_loop,
     without_capturing,
@@ -144,13 +145,7 @@ def test_callers_in_threads_do_not_meet(fast: Any) -> None:
 def test_what_the_loop_does_not_do_is_transformers_own_and_said_once(
     fast: Any, caplog: pytest.LogCaptureFixture, options: dict[str, Any], why: str
 ) -> None:
-    fast.__dict__["generate"]._said.clear()
-    with caplog.at_level(logging.INFO, "twofour.generation"):
-        answers = [answer for _ in range(2) for answer in both(fast, IDS, 5, **options)]
-    tokens = [getattr(answer, "sequences", answer) for answer in answers]
-    assert all(torch.equal(one, tokens[0]) for one in tokens)
-    said = [record.message for record in caplog.records if record.name == "twofour.generation"]
-    assert said == [f"generate() {why} runs in transformers' own loop, with graphs where they serve (said once)"]
+    said_once(fast, caplog, why, lambda: both(fast, IDS, 5, **options))
 
 
 def test_signature_copies_and_pickles(fast: Any) -> None:

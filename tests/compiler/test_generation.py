@@ -4,7 +4,7 @@ import copy
 import inspect
 import logging
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -213,6 +213,17 @@ def test_an_interrupted_call_leaves_a_whole_cache(models: tuple[Any, Any]) -> No
     assert cache.get_seq_length() == 9 + 4
 
 
+def said_once(fast: Any, caplog: pytest.LogCaptureFixture, why: str, call: Callable[[], tuple[Any, Any]]) -> None:
+    """Raise where two calls, each in both loops, give other tokens, or are not told once why the loop is not ours."""
+    fast.__dict__["generate"]._said.clear()
+    with caplog.at_level(logging.INFO, "twofour.generation"):
+        answers = [answer for _ in range(2) for answer in call()]
+    tokens = [getattr(answer, "sequences", answer) for answer in answers]
+    assert all(torch.equal(one, tokens[0]) for one in tokens)
+    said = [record.message for record in caplog.records if record.name == "twofour.generation"]
+    assert said == [f"generate() {why} runs in transformers' own loop, with graphs where they serve (said once)"]
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
@@ -229,14 +240,7 @@ def test_what_the_loop_does_not_do_is_transformers_own_and_said_once(
     options: dict[str, Any],
     why: str,
 ) -> None:
-    fast = models[1]
-    fast.__dict__["generate"]._said.clear()
-    with caplog.at_level(logging.INFO, "twofour.generation"):
-        answers = [answer for _ in range(2) for answer in both(fast, IDS, 5, **options)]
-    tokens = [getattr(answer, "sequences", answer) for answer in answers]
-    assert all(torch.equal(one, tokens[0]) for one in tokens)
-    said = [record.message for record in caplog.records if record.name == "twofour.generation"]
-    assert said == [f"generate() {why} runs in transformers' own loop, with graphs where they serve (said once)"]
+    said_once(models[1], caplog, why, lambda: both(models[1], IDS, 5, **options))
 
 
 @pytest.mark.parametrize("options", [{}, SAMPLED])

@@ -27,7 +27,7 @@ def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[s
 @pytest.mark.parametrize(
     ("source", "granted", "rounds"),
     [
-        ("openmp", "2", ""),
+        ("openmp", "2", "once"),
         ("own", "", "once"),
         *(
             pytest.param(*case, "", marks=pytest.mark.long)
