@@ -90,6 +90,7 @@ class Executor:
                 arena = Arena(replay.arena_bytes)
         except IndexError:
             arena = Arena(replay.arena_bytes)
+            native.release_free_memory()  # a thread's first call: the model that was compiled is often gone by now
         try:
             found = replay.run(leaves, arena)
         except Exception as error:
@@ -149,19 +150,16 @@ class Executor:
         while sum(self._weights_of_its_own(held).values()) > MOST_WEIGHTS and len(self._recordings) > 1:
             dropped = self._recordings.put(key, replay, len(self._recordings) - 1)
         if dropped:
-            self._fit_arenas()
+            kept = self._recordings.replays()
+            most = max((one.arena_bytes for one in kept), default=0)
+            self._arenas = [arena for arena in list(self._arenas) if arena.nbytes <= most]
+            for arena in list(self._arenas):
+                arena.forget(kept)
 
     def forget(self, tensors: Collection[int]) -> None:
-        """Drop recordings that read some tensors, given by identity, which the program has no more."""
-        if self._recordings.drop(tensors):
-            self._fit_arenas()
-
-    def _fit_arenas(self) -> None:
-        kept = self._recordings.replays()
-        most = max((one.arena_bytes for one in kept), default=0)
-        self._arenas = [arena for arena in list(self._arenas) if arena.nbytes <= most]
-        for arena in list(self._arenas):
-            arena.forget(kept)
+        """Drop recordings that read some tensors, given by identity, which the program has no more, and all arenas."""
+        self._recordings.drop(tensors)
+        self._arenas = []
 
     def _weights_of_its_own(self, held: set[int]) -> dict[int, int]:
         """Return the bytes of what recordings keep and the program does not: oneDNN's weights for other sizes."""

@@ -89,14 +89,13 @@ class Recordings:
             dropped = True
         return dropped
 
-    def drop(self, tensors: Collection[int]) -> bool:
-        """Drop the recordings that keep one of some tensors, given by identity; tells whether there were any."""
+    def drop(self, tensors: Collection[int]) -> None:
+        """Drop the recordings that keep one of some tensors, given by identity."""
         entries = [(key, entry.replay) for key, entry in list(self._entries.items())]
         replays = [(key, replay) for key, replay in entries if isinstance(replay, Replay)]
         keeping = [key for key, replay in replays if any(id(value) in tensors for value in replay.values)]
         for key in keeping:
             self._entries.pop(key, None)
-        return bool(keeping)
 
     def replays(self) -> list[Replay]:
         """Return the recordings."""
