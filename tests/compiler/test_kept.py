@@ -221,7 +221,7 @@ def test_small_keeps_dense_weights_of_a_graph_once(tmp_path: Path, monkeypatch: 
         assert isinstance(vars(one)["forward"], WholeModel), one.plan.account
         assert bytes_held(one) == one.plan.bytes_after == one.plan.bytes_before
         assert not [note for note in one.plan.notes if "kept in both" in note]
-    monkeypatch.setattr("twofour.compiler.fused_matmuls.on_own", lambda made, own: made)
+    monkeypatch.setattr("twofour.compiler.fused_matmuls.on_own", lambda made, own, **_: made)
     twice = whole(model, example, memory="small")
     assert bytes_held(twice) == twice.plan.bytes_after == 2 * fast.plan.bytes_before
     with torch.inference_mode():
@@ -229,11 +229,26 @@ def test_small_keeps_dense_weights_of_a_graph_once(tmp_path: Path, monkeypatch: 
     assert all(torch.equal(one, want) for one in found)
 
 
+def test_small_keeps_weights_that_stand_turned_once() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=50, n_embd=64, n_layer=1, n_head=4, n_positions=32, use_cache=False)
+    model, ids = transformers.GPT2Model(config).eval(), torch.randint(0, 50, (2, 16))
+    fast = whole(model, {"input_ids": ids}, memory="small")
+    assert isinstance(vars(fast)["forward"], WholeModel), fast.plan.account
+    turned = sum(one.weight.nbytes for one in model.modules() if type(one).__name__ == "Conv1D")
+    assert bytes_held(fast) == fast.plan.bytes_after == fast.plan.bytes_before == turned
+    assert not [note for note in fast.plan.notes if "kept in both" in note]
+    with torch.inference_mode():
+        want, found = (one(input_ids=ids).last_hidden_state for one in (model, fast))
+    torch.testing.assert_close(found, want, atol=1e-4, rtol=1e-4)
+
+
 def test_small_says_too_where_more_than_dense_is_kept(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("twofour.compiler.prepared.HEADERS", 0)
-    monkeypatch.setattr("twofour.compiler.fused_matmuls.on_own", lambda made, own: made)
+    monkeypatch.setattr("twofour.compiler.fused_matmuls.on_own", lambda made, own, **_: made)
     with caplog.at_level(logging.WARNING, logger="twofour.compiler"):
         fast = whole(Encoder().eval(), EXAMPLE, memory="small")
     assert fast.plan.bytes_after > fast.plan.bytes_before

@@ -256,9 +256,10 @@ class _Placer:
             made = PreparedWeights(layouts.values())
             return self.terms.joined.setdefault((names, made.layouts), made) if all(names) else made
         layer, source = self.layers.get(first), product.sources[0]
-        if layer is None and not source.transposed:
+        # One that stands turned is kept in rows too, for speed, but where memory counts.
+        if layer is None and (not source.transposed or self.terms.memory == "small"):
             own = getattr(self.module, source.weight.replace(".", "__"))
-            return PreparedWeights(on_own(made, own) for made in layouts.values())
+            return PreparedWeights(on_own(made, own, turned=source.transposed) for made in layouts.values())
         known = {} if layer is None else dict(zip(layer.prepared.layouts, layer.prepared.weights, strict=True))
         return PreparedWeights(known.get(layout, made) for layout, made in layouts.items())
 

@@ -90,10 +90,10 @@ def more_than_dense(kept: int, dense: int, memory: str) -> str:
     return f"weights take {kept / 1e6:.2f} MB, and the dense ones {dense / 1e6:.2f} MB: {why}"
 
 
-def on_own(made: Prepared, own: Tensor) -> Prepared:
-    """Return a prepared weight on the model's own tensor where it is a copy of that: it is kept once then."""
-    copied, tensor = made.tensor, own.detach()
-    plain = made.kernel.layout == PLAIN.layout and type(tensor) is Tensor and tensor.is_contiguous()
+def on_own(made: Prepared, own: Tensor, *, turned: bool = False) -> Prepared:
+    """Return a prepared weight on the model's own tensor where it is a copy of that, `turned` or not: kept once."""
+    copied, tensor = made.tensor, own.detach().t() if turned else own.detach()
+    plain = made.kernel.layout == PLAIN.layout and type(tensor) is Tensor and own.is_contiguous()
     alike = plain and (copied.dtype, copied.shape, copied.device) == (tensor.dtype, tensor.shape, tensor.device)
     return replace(made, tensor=tensor) if alike else made
 
