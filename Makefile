@@ -182,6 +182,7 @@ records: $(VENV)/peers.stamp $(VENV)/weights.stamp $(VENV)/demo.stamp $(VENV)/pa
 	$(RECORD) conv --record --resume
 	$(RECORD) models --record --resume --only minilm,bert-base --batch 8 --threads 1
 	$(RECORD) memory --record --memory small
+	$(RECORD) peak --record --resume
 	$(RECORD) linear --record --resume --threads 2 --hot --seconds 0.8
 	$(RECORD) models --record --resume --dtype bfloat16,int8 --only minilm,bert-base --batch 8 --threads 1
 	$(RECORD) models --record --resume --only minilm,bert-base --batch 8 --threads 2 --without torch.compile

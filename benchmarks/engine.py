@@ -141,16 +141,19 @@ def layers(
 
 
 def peak(
-    only: Annotated[str, typer.Option(help="Models, comma separated.")] = ",".join(FUSION),
+    only: Annotated[str, typer.Option(help="Models, comma separated.")] = "minilm,vit-small,resnet50,gpt2",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or int8; several, comma separated.")] = "float32,int8",
+    without: Annotated[list[str] | None, typer.Option(help="A runtime to leave out, by its name in the table.")] = None,
+    resume: ResumeOption = False,
     record: RecordOption = False,
     json: JsonOption = None,
 ) -> None:
-    """The most memory that each of eight models holds while it runs, in every runtime, each in its own process."""
+    """Memory that serving a model takes, and the most in a call, in every runtime, each in its own process."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from cases import peak as peak_case
 
-    path = place(json, "peak-float32", record)
-    show(*peak_case.table(peak_case.run(only.split(","), path)), path)
+    cells = peak_case.cells(only.split(","), dtype.split(","))
+    measured(cells, peak_case.Bench(without or ()), place(json, "peak", record), resume, peak_case.show)
 
 
 def generate(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cases import embeddings, generate, provider, repetition, shrunk, sweep
+from cases import embeddings, generate, peak, provider, repetition, shrunk, sweep
 from fusion_tables import markdown
 from twofour.measure import Record
 
@@ -73,6 +73,11 @@ def _sweep(dtype: str) -> tuple[str, Callable[[Sequence[Record]], str]]:
     return said, of_sweep
 
 
+def of_peak(records: Sequence[Record]) -> str:
+    """Return megabytes that serving takes, in brackets the most in a call."""
+    return markdown(peak.lines(records))
+
+
 def _repetition(task: str, dtype: str, metric: str) -> tuple[str, Callable[[Sequence[Record]], str]]:
     said = (
         f"A whole repetition of {task} in {dtype}, one thread, the arms a slice of steps each in turn on the same "
@@ -93,6 +98,12 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Record]], str]]] = {
         "OpenVINO and ONNX Runtime run the step in a bare loop, without the prompt and transformers' own work; "
         "a table without their columns was taken before they were peers.",
         of_generate,
+    ),
+    "peak": (
+        "What a process grew by to serve a model, batch 1, one thread, after 20 calls, in brackets the most in a call: "
+        "libraries are loaded before, malloc is as it comes. ONNX Runtime and OpenVINO read a file of theirs, ours is "
+        "compiled there, or loaded from a file of ours.",
+        of_peak,
     ),
     "provider": (
         "MiniLM's 2:4 ONNX files in ONNX Runtime, its CPU provider alone and with libtwofour's before it, one thread; "

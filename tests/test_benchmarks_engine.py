@@ -216,21 +216,30 @@ def test_the_peak_of_a_run_holds_weights_and_intermediates(monkeypatch: pytest.M
     net = nn.Sequential(nn.Linear(512, 4096), nn.ReLU(), nn.Linear(4096, 512)).eval().requires_grad_(False)
     rows = 2048
     tiny = Subject("tiny", "random weights", net, (torch.randn(rows, 512),), 1, rows)
-    monkeypatch.setattr(peak_child, "FUSION", {"tiny": lambda: tiny})
+    monkeypatch.setattr(peak_child, "MEMORY", {"tiny": lambda: tiny})
     hidden = rows * 4096 * 4
-    assert peak_child.peak(peak_child.eager("tiny", tmp_path)) >= hidden  # 33 MB: malloc maps it and gives it back
-    assert peak_child.main("export", "tiny", str(tmp_path)) == sum(p.nbytes for p in net.parameters())
-    assert peak_child.peak(peak_child.onnxruntime("tiny", tmp_path)) >= hidden
+    held, most, seconds, _ = peak_child.grown(peak_child.eager("tiny", "float32", tmp_path))
+    assert most >= hidden and held <= most  # 33 MB: malloc maps it and gives it back
+    assert len(seconds) == peak_child.RUNS
+    assert peak_child.main("export", "tiny", "float32", str(tmp_path)) == sum(p.nbytes for p in net.parameters())
+    assert peak_child.grown(peak_child.onnxruntime("tiny", "float32", tmp_path))[1] >= hidden
+    assert peak_child.main("ONNX Runtime", "tiny", "bfloat16", str(tmp_path)) is None
 
 
 def test_peaks_are_shown_in_megabytes():
     from cases import peak
+    from use_tables import of_peak
 
-    held = {name: 10_000_000 * (index + 1) for index, name in enumerate(peak.RUNTIMES)}
-    heads, rows = peak.table({"rows": [{"model": "tiny", "weights": 5_000_000, "peak": held}]})
-    assert rows == [["tiny", "5", "10", "20", "30", "40", "50"]] and len(heads) == len(rows[0])
-    with pytest.raises(DataError, match="there is no model 'nothing'"):
-        peak.run(["nothing"], Path("r.json"))
+    held = {name: 10_000_000 * (index + 1) for index, name in enumerate(peak.RUNTIMES) if name != "OpenVINO"}
+    meta = {"model": "tiny", "dtype": "int8", "weights": 5_000_000, "held": held, "peak": {**held, "torch eager": 6e7}}
+    timing = measure.Timing(1.0, 1.0, 1.0, 1.0, 20, 1)
+    record = measure.Record({"torch eager": timing}, meta=meta, machine=measure.machine())
+    _, row = peak.lines([record])
+    assert row[:5] == ["tiny, int8", "5", "10 (60)", "20 (20)", "-"] and len(row) == 2 + len(peak.RUNTIMES)
+    assert "| tiny, int8 | 5 | 10 (60) |" in of_peak([record])
+    for models, dtypes, what in ((["nothing"], ["int8"], "model 'nothing'"), (["gpt2"], ["int3"], "type 'int3'")):
+        with pytest.raises(DataError, match=f"there is no {what}"):
+            peak.cells(models, dtypes)
 
 
 @pytest.mark.long

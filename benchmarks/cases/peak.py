@@ -1,7 +1,8 @@
-"""Peak: the most memory that a model holds while it runs, in every runtime, each in a process of its own.
+"""Peak: what a process grows by to serve a model, in every runtime, each in a process of its own, malloc as it is.
 
 Counted from what the process holds once its libraries are loaded (torch, ours, theirs; ours after a compile of
-something small): weights, what is packed from them and intermediates count, code does not.
+something small): weights, what is packed from them and intermediates count, code does not. `held` is what it holds
+after calls like each other, `peak` the most during such a call. The loaded ones read a file of the compiled one.
 """
 
 from __future__ import annotations
@@ -11,60 +12,92 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import quantiles
+from typing import Any, cast
 
 from rich.console import Console
-from rich.progress import track
+from rich.table import Table
 
-from cases.peak_child import RUNTIMES
-from models.fusion import FUSION
+from cases.peak_child import CONVERT, EXPORT, RUNTIMES, TYPES
+from cases.records import machine_line
+from models.memory import MEMORY
 from twofour.errors import DataError, MeasureError
-from twofour.measure import machine, write_json
+from twofour.measure import Record, Timing, machine
 
 BENCHMARKS = Path(__file__).resolve().parent.parent
 
 
-def run(models: Sequence[str], path: Path) -> dict[str, object]:
-    """Run every model in every runtime, write what was found to `path` and return it.
+def cells(models: Sequence[str], dtypes: Sequence[str]) -> list[dict[str, object]]:
+    """List the cells.
 
     Raises:
-        DataError: There is no such model.
-        MeasureError: A process failed.
+        DataError: There is no such model, or nothing is measured in that type.
     """
-    for name in models:
-        if name not in FUSION:
-            raise DataError(f"there is no model {name!r}", got=name, wanted=f"one of {', '.join(FUSION)}")
-    rows = [row(name) for name in track(models, "running", console=Console(stderr=True), transient=True)]
-    found: dict[str, object] = {"case": "peak", "rows": rows, "machine": machine()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, found)
-    return found
+    for names, known, what in ((models, MEMORY, "model"), (dtypes, TYPES, "type")):
+        for name in names:
+            if name not in known:
+                raise DataError(f"there is no {what} {name!r}", got=name, wanted=f"one of {', '.join(known)}")
+    return [{"case": "peak", "model": model, "dtype": dtype} for dtype in dtypes for model in models]
 
 
-def row(model: str) -> dict[str, object]:
-    """Return one model's bytes: its weights, and the peak by runtime."""
-    with tempfile.TemporaryDirectory() as folder:
-        weights = _child("export", model, folder)  # a process that exports a model is never as small again
-        return {"model": model, "weights": weights, "peak": {name: _child(name, model, folder) for name in RUNTIMES}}
+class Bench:
+    """Measures cells: a process for each runtime."""
+
+    def __init__(self, without: Sequence[str] = ()) -> None:
+        self.without = without
+
+    def __call__(self, cell: dict[str, object]) -> Record:
+        """Return the bytes of one model in each runtime; the times are of its own calls, one process after another."""
+        model, dtype = str(cell["model"]), str(cell["dtype"])
+        held: dict[str, int] = {}
+        peak: dict[str, int] = {}
+        timings: dict[str, Timing] = {}
+        with tempfile.TemporaryDirectory() as folder:
+            weights = _child(EXPORT, model, dtype, folder)  # a process that exports a model is never as small again
+            _child(CONVERT, model, dtype, folder)
+            for name in RUNTIMES:
+                if name in self.without or not (found := _child(name, model, dtype, folder)):
+                    continue
+                held[name], peak[name], seconds = found
+                lower, median, upper = quantiles(seconds, n=4, method="inclusive")
+                timings[name] = Timing(median, lower, upper, min(seconds), len(seconds), 1)
+        meta = {**cell, "weights": weights, "held": held, "peak": peak}
+        return Record(timings, threads=1, meta=meta, machine=machine())
 
 
-def _child(task: str, model: str, folder: str) -> int:
-    # glibc keeps freed blocks of up to 32 MB for later; told not to, the process shows what is alive.
-    settings = {"MALLOC_MMAP_THRESHOLD_": "1000000", "MALLOC_TRIM_THRESHOLD_": "1000000", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "cases.peak_child", task, model, folder]
-    environment = {**os.environ, **settings, "PYTHONPATH": str(BENCHMARKS)}
+def _child(task: str, model: str, dtype: str, folder: str) -> Any:
+    command = [sys.executable, "-m", "cases.peak_child", task, model, dtype, folder]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(BENCHMARKS)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
-        raise MeasureError(f"{model} did not run in {task}", got=done.stderr[-400:])
-    return int(json.loads(done.stdout.splitlines()[-1]))
+        raise MeasureError(f"{model} did not run in {task}, {dtype}", got=done.stderr[-400:])
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def table(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return heads and rows as text, in megabytes."""
-    rows = [
-        [row["model"], f"{row['weights'] / 1e6:.0f}", *(f"{row['peak'][name] / 1e6:.0f}" for name in RUNTIMES)]
-        for row in found["rows"]
-    ]
-    return ["megabytes", "weights", *RUNTIMES], rows
+def lines(records: Sequence[Record]) -> list[list[str]]:
+    """Return heads and rows: megabytes held, in brackets the most during a call; "-": there is no such model."""
+    rows = [["MB held (most in a call)", "weights", *RUNTIMES]]
+    for record in records:
+        meta = cast("Mapping[str, Any]", record.meta)
+        cells = [f"{held / 1e6:.0f} ({peak / 1e6:.0f})" for held, peak in map(_of(meta), RUNTIMES)]
+        cells = [cell if name in meta["held"] else "-" for name, cell in zip(RUNTIMES, cells, strict=True)]
+        rows.append([f"{meta['model']}, {meta['dtype']}", f"{meta['weights'] / 1e6:.0f}", *cells])
+    return rows
+
+
+def _of(meta: Mapping[str, Any]) -> Callable[[str], tuple[int, int]]:
+    return lambda name: (meta["held"].get(name, 0), meta["peak"].get(name, 0))
+
+
+def show(records: Sequence[Record], console: Console) -> None:
+    """Print the megabytes."""
+    heads, *rows = lines(records)
+    table = Table(box=None, pad_edge=False)
+    for index, head in enumerate(heads):
+        table.add_column(head, justify="right" if index else "left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    console.print(machine_line(records[-1]), highlight=False)
