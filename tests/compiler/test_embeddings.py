@@ -48,6 +48,16 @@ def tables(model: nn.Module) -> list[CompiledEmbedding]:
 
 @in_turn(("kind", "dtype"), [("bfloat16", "int8"), ("int8", "float32")])
 def test_tables_take_fewer_bytes_in_memory_and_in_files(kind: str, dtype: str, tmp_path_factory: Any) -> None:
+    assert_fewer_bytes(kind, dtype, tmp_path_factory)
+
+
+@pytest.mark.long
+@in_turn(("kind", "dtype"), [("bfloat16", "float32"), ("int8", "int8")])
+def test_tables_of_the_other_types_take_fewer_bytes_too(kind: str, dtype: str, tmp_path_factory: Any) -> None:
+    assert_fewer_bytes(kind, dtype, tmp_path_factory)
+
+
+def assert_fewer_bytes(kind: str, dtype: str, tmp_path_factory: Any) -> None:
     model = Encoder().eval()
     before = copy.deepcopy(model.state_dict())
     fast = quick(model, EXAMPLE, dtype=dtype, embeddings=kind)
