@@ -49,14 +49,17 @@ TWOFOUR_NOINLINE void direct_sums(const typename DirectPlan<V>::Block& block, co
   Stream read = p.read, written = p.written, added = p.added;
   float* y = p.y + first;
   const float* other = p.other == nullptr ? nullptr : p.other + first;
-  typename V::reg sums[T][N];
+  typename V::reg sums[T][N], bias[N];
+  TWOFOUR_UNROLL
+  for (int n = 0; n < N; n++)
+    bias[n] = p.bias == nullptr ? V::zero() : V::load(p.bias + first + n * V::width, rows - n * V::width);
   TWOFOUR_UNROLL
   for (int t = 0; t < T; t++) {
     TWOFOUR_UNROLL
-    for (int n = 0; n < N; n++) sums[t][n] = V::zero();
+    for (int n = 0; n < N; n++) sums[t][n] = bias[n];
     TWOFOUR_UNROLL
     for (int line = 0; line < N * V::width; line += 16) {  // stores would wait for them
-      __builtin_prefetch(y + block.at[t] * p.stride + line, 1);
+      if (written.step == 0) __builtin_prefetch(y + block.at[t] * p.stride + line, 1);
       if (other != nullptr) __builtin_prefetch(other + block.at[t] * p.stride + line);
     }
   }
@@ -75,11 +78,10 @@ TWOFOUR_NOINLINE void direct_sums(const typename DirectPlan<V>::Block& block, co
   for (int n = 0; n < N; n++) {
     const int64_t left = rows - n * V::width;
     if (left <= 0) break;
-    const typename V::reg bias = p.bias == nullptr ? V::zero() : V::load(p.bias + first + n * V::width, left);
     TWOFOUR_UNROLL
     for (int t = 0; t < T; t++) {
       const int64_t place = block.at[t] * p.stride + n * V::width;
-      typename V::reg v = sums[t][n] + bias;
+      typename V::reg v = sums[t][n];
       if (other != nullptr) v = v + V::load(other + place, left);
       if (p.activation.relu()) v = FloatMath<V>::at_most(p.activation.most, FloatMath<V>::relu(v));
       V::store(y + place, v, left);
