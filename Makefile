@@ -48,13 +48,14 @@ demo: $(VENV)/demo.stamp $(VENV)/package.stamp
 tiny: $(VENV)/test.stamp $(VENV)/package.stamp
 	$(BIN)/python -m pytest tests/test_tiny.py $(ARGS)
 
-# Each process has work for its core: threads of tests that ask for several sleep soon instead of spinning.
-ONE_THREAD = OMP_NUM_THREADS=1 GOMP_SPINCOUNT=10000
+# Each process has work for its core: threads of tests that ask for several sleep soon instead of spinning. Bytecode is
+# kept even where the environment says no: every process, also those that tests start, would compile all files anew.
+IN_TESTS = OMP_NUM_THREADS=1 GOMP_SPINCOUNT=10000 PYTHONDONTWRITEBYTECODE=
 test: $(VENV)/test.stamp $(VENV)/weights.stamp $(VENV)/package.stamp
-	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+	$(IN_TESTS) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 test-long: $(VENV)/test.stamp $(VENV)/weights.stamp $(VENV)/docs.stamp $(VENV)/package.stamp
-	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m long $(ARGS)
+	$(IN_TESTS) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m long $(ARGS)
 
 # Every level is run, also after one that failed.
 test-isa: $(VENV)/test.stamp $(VENV)/weights.stamp $(VENV)/package.stamp
@@ -62,7 +63,7 @@ test-isa: $(VENV)/test.stamp $(VENV)/weights.stamp $(VENV)/package.stamp
 	  || exit 1; failed=; \
 	for level in $$levels; do \
 	  echo "TWOFOUR_ISA=$$level"; \
-	  TWOFOUR_ISA=$$level $(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS) || failed="$$failed $$level"; \
+	  TWOFOUR_ISA=$$level $(IN_TESTS) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS) || failed="$$failed $$level"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "failed under TWOFOUR_ISA =$$failed"; exit 1; fi
 
@@ -231,7 +232,7 @@ sanitize-threads: $(RACES)/ready
 # Speed is not that of a CPU with AMX, results are: `twofour kernels` of that build says that amx runs here.
 TILES := build/amx
 test-amx: $(TILES)/ready
-	$(ONE_THREAD) $(TILES)/venv/bin/python -m pytest -n $(JOBS) --dist worksteal $(or $(ARGS),tests/kernels tests/native)
+	$(IN_TESTS) $(TILES)/venv/bin/python -m pytest -n $(JOBS) --dist worksteal $(or $(ARGS),tests/kernels tests/native)
 
 # Hostile input for each target of tests/fuzz/targets; it keeps tests/fuzz/corpus and writes records. First led by
 # coverage; then under the sanitizers, whose runtime takes the counters away: those inputs are the first run's, changed.
