@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
@@ -60,6 +61,13 @@ def rewritten(model: nn.Module, *example: Tensor) -> tuple[Program, int]:
     return Program(graph.module), count
 
 
+@cache
+def of_form(form: str) -> tuple[Eager, Program, int]:
+    """Return the model of a form, its graph with this rule alone applied, and its count: captured once for all."""
+    model = Eager(FORMS[form]).eval()
+    return model, *rewritten(model, *operands())
+
+
 def operands(batch: int = 2, length: int = 7) -> tuple[Tensor, Tensor]:
     torch.manual_seed(length)
     return torch.randn(batch, length, 32), torch.randn(batch, 1, length, length)
@@ -67,8 +75,7 @@ def operands(batch: int = 2, length: int = 7) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_it_is_one_call(form: str) -> None:
-    model = Eager(FORMS[form]).eval()
-    program, count = rewritten(model, *operands())
+    model, program, count = of_form(form)
     assert count == 1
     for batch, length in ((2, 7), (3, 1), (1, 40)):
         x, mask = operands(batch, length)
@@ -78,9 +85,8 @@ def test_it_is_one_call(form: str) -> None:
 @in_turn("form", ["scaled", "divided", "queries scaled", "mask first"])
 @in_turn("hidden", [-torch.inf, torch.nan, torch.inf, torch.finfo(torch.float32).min])
 def test_queries_that_see_nothing_answer_as_before(form: str, hidden: float) -> None:
-    model = Eager(FORMS[form]).eval()
+    model, program, _ = of_form(form)
     x, mask = operands()
-    program, _ = rewritten(model, x, mask)
     mask[0, :, 3], mask[1, :, 2, 1:] = hidden, hidden
     want = model(x, mask)[0]
     assert want[0, 3].isfinite().all() == (hidden == torch.finfo(torch.float32).min)

@@ -1,6 +1,7 @@
 """Every rule on tensors inside and at the edge of its domain: the stated error, what stays finite, what it saves."""
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -19,6 +20,14 @@ def rewritten(model: Of, inputs: list[Tensor], *names: str, kind: str = CLOSE) -
     graph = capture(model, dict(zip("abc", inputs, strict=False)), dynamic=False)
     outcome = rewrite(graph.module, [RULES[name] for name in names] or ALL_RULES, kind=kind)
     return Program(graph.module), outcome
+
+
+@cache
+def alone(name: str) -> tuple[Of, Program, Outcome]:
+    """Return the model of a case, and what the rule alone made of it: captured once for all that call it."""
+    case = CASES[name]
+    model = case.model()
+    return model, *rewritten(model, case.values(), name, "computed twice")
 
 
 def edges(case: Case) -> list[Tensor]:
@@ -41,8 +50,8 @@ def test_every_rule_has_a_case_and_a_name_of_its_own() -> None:
 def test_a_rule_keeps_its_error_and_saves_something(name: str) -> None:
     torch.manual_seed(0)
     case = CASES[name]
-    model, inputs = case.model(), case.values()
-    program, outcome = rewritten(model, inputs, name, "computed twice")
+    model, program, outcome = alone(name)
+    inputs = case.values()
     assert outcome.counts.get(name), "the rule was not used"
     saved = next(entry.saved for entry in outcome.done if entry.rule == name)
     assert saved.seconds > 0 and (saved.flops > 0 or saved.traffic > 0 or saved.calls > 0)
@@ -62,8 +71,7 @@ def test_a_rule_keeps_its_error_and_saves_something(name: str) -> None:
 def test_an_exact_rule_makes_nothing_overflow_and_loses_no_nan(name: str) -> None:
     torch.manual_seed(1)
     case = CASES[name]
-    model = case.model()
-    program, outcome = rewritten(model, case.values(), name, "computed twice")
+    model, program, outcome = alone(name)
     assert outcome.counts.get(name)
     for _ in range(5):
         inputs = edges(case)

@@ -1,6 +1,6 @@
 """Random graphs: blocks compute what their operators did, whatever is broadcast, reduced, viewed or read twice.
 
-`make test` runs the first 100, `make test-long` the others.
+`make test` runs the first 50, `make test-long` the others.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from tests.graph.blocks.graphs import assert_same, fused, grown
 
 
 @pytest.mark.parametrize(
-    "first", [pytest.param(first, marks=[pytest.mark.long] if first >= 100 else []) for first in range(0, 1000, 50)]
+    "first", [pytest.param(first, marks=[pytest.mark.long] if first >= 50 else []) for first in range(0, 1000, 50)]
 )
 def test_a_random_graph_computes_the_same(first: int) -> None:
     for seed in range(first, first + 50):
