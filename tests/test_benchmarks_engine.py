@@ -213,9 +213,9 @@ def test_the_peak_of_a_run_holds_weights_and_intermediates(monkeypatch: pytest.M
     from cases import peak_child
     from models import Subject
 
-    net = nn.Sequential(nn.Linear(512, 4096), nn.ReLU(), nn.Linear(4096, 512)).eval().requires_grad_(False)
+    net = nn.Sequential(nn.Linear(64, 4096), nn.ReLU(), nn.Linear(4096, 64)).eval().requires_grad_(False)
     rows = 2048
-    tiny = Subject("tiny", "random weights", net, (torch.randn(rows, 512),), 1, rows)
+    tiny = Subject("tiny", "random weights", net, (torch.randn(rows, 64),), 1, rows)
     monkeypatch.setattr(peak_child, "MEMORY", {"tiny": lambda: tiny})
     hidden = rows * 4096 * 4
     held, most, seconds, _ = peak_child.grown(peak_child.eager("tiny", "float32", tmp_path))

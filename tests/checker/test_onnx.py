@@ -316,6 +316,7 @@ def test_without_the_package_the_command_says_what_to_install(tmp_path) -> None:
     command = [sys.executable, "-m", "twofour", "check", "m.onnx"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2 and "needs the package onnx" in done.stderr and '"twofour[onnx]"' in done.stderr
+    assert not done.stdout and "Traceback" not in done.stderr
 
 
 @pytest.fixture(scope="module")

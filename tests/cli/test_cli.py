@@ -40,11 +40,6 @@ def test_a_real_process(tmp_path: Path):
         done.stdout.splitlines()[-1]
         == "DENSE: nothing is sparse, and nothing was promised to be; 0 of 2 weights are sparse, 1 skipped"
     )
-    command[-1] = "zoo_cli:missing"
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 2 and done.stderr.lstrip().startswith(
-        "SourceError: `zoo_cli` has no function `missing`\n"
-    )
 
 
 def test_a_broken_promise_exits_with_1(run):
