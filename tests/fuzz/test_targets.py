@@ -15,7 +15,6 @@ from tests.fuzz.targets import TARGETS, judge, target
 from twofour.errors import KernelError
 
 CORPUS = Path(__file__).parent / "corpus"
-INPUTS = 400
 
 pytestmark = pytest.mark.filterwarnings("default")  # torch's, of what files name
 
@@ -39,9 +38,10 @@ def test_the_corpus_is_refused_with_reasons_or_read_rightly(module: Any) -> None
     assert len(found) >= outcomes / 2, f"{outcomes} outcomes were kept, {sorted(found)} are left"
 
 
-def test_inputs_at_random_are_refused_with_reasons_or_read_rightly(module: Any) -> None:
+@pytest.mark.parametrize("inputs", [100, pytest.param(400, marks=pytest.mark.long)])
+def test_inputs_at_random_are_refused_with_reasons_or_read_rightly(module: Any, inputs: int) -> None:
     draw, known = random.Random(module.__name__), list(module.SEEDS)
-    for _ in range(INPUTS):
+    for _ in range(inputs):
         data = drive.mutated(draw, known)
         judge(module, data)
         known.append(data)  # damage on damage
