@@ -1,4 +1,4 @@
-"""Squeeze-and-excite through compile(..., graph=True): one call, and where it must stay as it is."""
+"""Squeeze-and-excite and means over pixels through compile(..., graph=True): one call, and where they stay."""
 
 import itertools
 from collections.abc import Callable
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.compiler.small import quick
+from twofour.compiler.pixel_means import PIXEL_MEANS
 from twofour.compiler.squeeze import SQUEEZED
 
 
@@ -122,4 +123,55 @@ def test_a_view_of_its_answer_is_still_there() -> None:
     model, x = Viewed(nn.Sigmoid(), nn.SiLU(), False, pixels, 8).eval(), torch.randn(2, 8, 6, 6)
     fast = quick(model, x, graph=True)
     assert fast.plan.account.rewrites[SQUEEZED] == 1
+    torch.testing.assert_close(fast(x), model(x), atol=1e-5, rtol=1e-5)
+
+
+class Pooled(nn.Module):
+    """A network's end: convolution, mean, classifier."""
+
+    def __init__(self, mean: Callable[[Tensor], Tensor], channels: int = 40) -> None:
+        super().__init__()
+        self.conv, self.classifier, self.mean = nn.Conv2d(8, channels, 3), nn.Linear(channels, 10), mean
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.mean(torch.relu(self.conv(x))).flatten(1))
+
+
+@pytest.mark.parametrize(
+    "mean", [nn.AdaptiveAvgPool2d(1), nn.AdaptiveAvgPool2d((1, 1)), pixels, lambda x: x.mean((2, 3))]
+)
+def test_the_mean_behind_a_convolution_is_a_call_of_ours(mean: Callable[[Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    model, x = Pooled(mean).eval(), torch.randn(2, 8, 7, 9)
+    fast = quick(model, x, graph=True)
+    account = fast.plan.account
+    assert account.rewrites[PIXEL_MEANS] == 1
+    left = {entry.operator for entry in account.after}
+    assert "mean over pixels" in left and not left & {"mean", "adaptive_avg_pool2d"}
+    for given in (x, x[:1], torch.randn(3, 8, 12, 5)):
+        torch.testing.assert_close(fast(given), model(given), atol=1e-5, rtol=1e-5)
+
+
+class OfTheInput(Pooled):
+    """Images that lie channels first as they come."""
+
+    def __init__(self) -> None:
+        super().__init__(pixels, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x).sum((2, 3)) + self.mean(x).flatten(1)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        OfTheInput(),
+        Pooled(lambda x: x.mean(2)[:, :, 0]),
+        Pooled(lambda x: nn.functional.adaptive_avg_pool2d(x, (1, 2))[..., 0]),
+    ],
+)
+def test_other_means_stay_torchs(model: nn.Module) -> None:
+    x = torch.randn(2, 8, 6, 6)
+    fast = quick(model.eval(), x, graph=True)
+    assert fast.plan.account.rewrites[PIXEL_MEANS] == 0
     torch.testing.assert_close(fast(x), model(x), atol=1e-5, rtol=1e-5)

@@ -205,7 +205,7 @@ def test_every_call_that_can_be_recorded_is_the_same_from_a_file() -> None:
         *("nm_matmul", "hybrid_matmul", "block_matmul", "bits_matmul", "dense_matmul", "fused_matmul"),
         *("bits_conv", "nm_conv", "hybrid_conv"),
         *("depthwise_conv", "squeeze_excite", "dense_conv", "conv_chain", "recurrent", "attention", "norm"),
-        *("attention_of_columns", "attention_of_windows", "fused_block"),
+        *("attention_of_columns", "attention_of_windows", "fused_block", "pixel_means"),
     }
 
 

@@ -1,4 +1,4 @@
-"""Squeeze-and-excite: what is called from Python against float64, numbers that are none, operands that do not fit."""
+"""Squeeze-and-excite and means over pixels from Python: float64, numbers that are none, operands that do not fit."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -8,6 +8,7 @@ import torch
 from tests.conftest import threads
 from tests.turns import in_turn
 from twofour.errors import KernelError
+from twofour.kernels.column_sums import pixel_means
 from twofour.kernels.squeeze_excite import GATES, SqueezeExcite, reference
 
 SETTINGS = hypothesis.settings(
@@ -63,3 +64,32 @@ def test_operands_that_do_not_fit() -> None:
     for x in (torch.randn(2, 9, 3, 3), torch.randn(8, 3, 3), torch.randn(2, 8, 3, 3).double()):
         with pytest.raises(KernelError, match="the input of squeeze-and-excite does not fit"):
             scaling(x)
+
+
+@SETTINGS
+@hypothesis.given(
+    sizes=st.tuples(st.integers(0, 3), st.integers(0, 600), st.integers(0, 12), st.integers(0, 12)),
+    channels_first=st.booleans(),
+    strange=st.sampled_from([None, float("nan"), float("inf"), -float("inf"), 1e38]),
+)
+def test_means_of_any_sizes_against_float64(
+    isa: str, sizes: tuple[int, ...], channels_first: bool, strange: float | None
+) -> None:
+    torch.manual_seed(sum(sizes))
+    x = torch.randn(sizes) + 0.5
+    if strange is not None and x.numel():
+        x.view(-1)[x.numel() // 2] = strange
+    x = x if channels_first else x.contiguous(memory_format=torch.channels_last)
+    want = x.double().mean((2, 3))
+    for count in (1, 2):
+        with threads(count):
+            found = pixel_means(x).double()
+        torch.testing.assert_close(found, want, atol=1e-6, rtol=2e-6, equal_nan=True)
+    with threads(1):
+        assert torch.equal(pixel_means(x._neg_view()), -pixel_means(x)) or not want.isfinite().all()
+
+
+def test_images_of_a_mean_that_do_not_fit() -> None:
+    for x in (torch.randn(8, 3, 3), torch.randn(2, 8, 3, 3).bfloat16()):
+        with pytest.raises(KernelError, match="the images of a mean over pixels do not fit"):
+            pixel_means(x)

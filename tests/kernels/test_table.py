@@ -435,6 +435,13 @@ def column_sums(row: NativeRow, count: int) -> None:
             EXT.column_sums(row.index, amid_nan(given), sums.view, count)
             bound = given.double().abs().sum(0) * (height**0.5 + 4) * EPSILON
             assert ((sums.checked().double() - given.double().sum(0)).abs() <= bound).all()
+    for images, channels, height, width in itertools.product((1, 3), (1, 7, 300, 1030), (1, 7), (1, 9, 20)):
+        x = amid_nan(random(images * height * width * channels))
+        x = x.view(images, height, width, channels).permute(0, 3, 1, 2)
+        means = Guarded((images, channels), torch.float32)
+        EXT.pixel_means(row.index, x, means.view, count)
+        bound = x.double().abs().mean((2, 3)) * ((height * width) ** 0.5 + 5) * EPSILON
+        assert ((means.checked().double() - x.double().mean((2, 3))).abs() <= bound).all()
 
 
 def assert_product(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, low: bool) -> None:

@@ -225,6 +225,8 @@ def products(scale: int) -> Iterator[Call]:
     for row in native.rows("squeeze_excite"):
         weights = small, bias[:4], small.clone(), bias[:8]
         yield row.isa, EXT.squeeze_excite, [row.index, image, *weights, scaled, *codes, 1]
+    for row in native.rows("column_sums"):
+        yield row.isa, EXT.pixel_means, [row.index, image, torch.empty(image.shape[:2]), 1]
     for row in native.rows("nm_conv"):
         yield (
             row.isa,

@@ -59,6 +59,7 @@ WRITTEN = {
         "attention_dropped": (4,),
         "activation": (4,),
         "column_sums": (2,),
+        "pixel_means": (2,),
         "fill_pruned": (0,),
     },
     **{"conv_chain": (5,), "bits_matmul": (4,), "bits_conv": (7,), "window_conv": (5,)},

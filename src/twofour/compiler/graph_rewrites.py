@@ -27,6 +27,7 @@ from twofour.compiler.handed_images import IMAGES_IN_BYTES, IMAGES_LOWERED, hand
 from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.mlp import IN_A_ROW, products_in_a_row
 from twofour.compiler.normed import NORMED, OF_NORMED, norms_before_products, norms_into_products
+from twofour.compiler.pixel_means import PIXEL_MEANS, place_pixel_means
 from twofour.compiler.plan import LayerPlan, Plan
 from twofour.compiler.squeeze import SQUEEZED, place_squeeze_excite
 from twofour.compiler.terms import Terms
@@ -168,7 +169,7 @@ def _low_bits(found: Rewrites, fast: nn.Module, module: fx.GraphModule) -> None:
 
 
 def _place(found: Rewrites, fast: nn.Module, graph: Graph, plan: Plan, leaves: Sequence[Any], terms: Terms) -> None:
-    """Give convolutions, products and recurrent layers what they run on, and make a call of each squeeze-and-excite."""
+    """Give convolutions, products and recurrent layers what they run on, and means and squeeze-and-excite a call."""
     layers, convs = compiled_layers(fast)
     plans = {layer.name: layer for layer in plan.layers}
     folded = place_convs(graph.module, convs, plans, terms)
@@ -190,4 +191,5 @@ def _place(found: Rewrites, fast: nn.Module, graph: Graph, plan: Plan, leaves: S
 
     if terms.memory == "fast":  # the two weights are kept once more
         found.step(SQUEEZED, squeeze)
+    found.step(PIXEL_MEANS, lambda: place_pixel_means(graph.module))
     found.added = (*folded, *placed, *squeezed)

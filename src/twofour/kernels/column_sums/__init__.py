@@ -1,5 +1,5 @@
-"""Sums over the rows of a matrix, read in the order of memory."""
+"""Sums over the rows of a matrix, and means over the pixels of images, read in the order of memory."""
 
-from twofour.kernels.column_sums.cpu import DTYPES, column_sums
+from twofour.kernels.column_sums.cpu import DTYPES, column_sums, pixel_means
 
-__all__ = ["DTYPES", "column_sums"]
+__all__ = ["DTYPES", "column_sums", "pixel_means"]

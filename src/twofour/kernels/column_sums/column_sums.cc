@@ -36,6 +36,10 @@ void sum_rows(const ColumnSums& a) {
         V::store(a.sums + c0 + c, before + V::load(part + c, left), left);
       }
     }
+    for (int64_t c = 0; a.over != 1.0f && c < columns; c += V::width) {
+      const int64_t left = columns - c;
+      V::store(a.sums + c0 + c, V::load(a.sums + c0 + c, left) / V::all(a.over), left);
+    }
   }
 }
 

@@ -1,4 +1,4 @@
-// Sums over the rows of a matrix, float32 or bfloat16, in float32.
+// Sums over the rows of a matrix, float32 or bfloat16, in float32, or means.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@ struct ColumnSums {
   const void* from;  // (rows, columns), `stride` numbers from row to row
   bool bf16;
   int64_t rows, stride;
+  float over;          // what the sums are divided by
   float* sums;         // (columns)
   int64_t begin, end;  // columns
 };
