@@ -263,6 +263,14 @@ def test_tables_are_kept_in_fewer_bits_and_travel(places, tmp_path):
         AutoModel.from_pretrained(packed_folder(fast, tmp_path / "other"), quantization_config=other)
 
 
+def test_tables_in_fewer_bits_leave_the_computing_type_as_it_is(tmp_path):
+    """A packed folder with masks was computed in float32 then, whatever its own type."""
+    half = twofour.prune(model_of("BertModel").bfloat16(), "2:4", criterion="magnitude")
+    config = TwoFourConfig(embeddings="int8", graph=False)
+    fast = AutoModel.from_pretrained(packed_folder(half, tmp_path / "masked"), quantization_config=config)
+    assert (fast.plan.dtype, fast.plan.embeddings) == ("bfloat16", "int8")
+
+
 @pytest.mark.long
 def test_a_dense_folder_of_int8_is_packed_in_int8(places, tmp_path):
     fast = AutoModel.from_pretrained(places["dense"], quantization_config=TwoFourConfig("int8", packed=True))

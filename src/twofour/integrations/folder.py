@@ -21,6 +21,7 @@ from twofour.compiler.compilation import KIND
 from twofour.errors import CompileError, FormatError
 from twofour.export.metadata import KEY, Description, read_description
 from twofour.integrations.config import TwoFourConfig
+from twofour.integrations.loading import own_dtype
 
 logger = logging.getLogger("twofour.integrations")
 
@@ -144,7 +145,7 @@ class Packed:
         masked = twofour.load(self.path, self.empty, masked=True)
         options: dict[str, Any] = {"memory": config.memory or "fast", "graph": config.graph}
         options |= {"embeddings": config.embeddings} | ({} if is_progress_bar_enabled() else {"progress": False})
-        return twofour.compile(masked, example, config.dtype or "float32", **options)
+        return twofour.compile(masked, example, config.dtype or own_dtype(masked), **options)
 
     def _compiled(self, config: TwoFourConfig, example: Any) -> nn.Module:
         load = partial(twofour.load, self.path, self.empty, memory=config.memory, graph=config.graph)

@@ -54,7 +54,7 @@ def compiled(model: Any, config: TwoFourConfig) -> nn.Module:
     example = example_of(model, config.batch, config.length) if config.graph else None
     example = example if example is not None and runs(model, example) else None
     graph = config.graph if example is not None else "auto"
-    dtype, shown = config.dtype or _own(model), None if is_progress_bar_enabled() else False
+    dtype, shown = config.dtype or own_dtype(model), None if is_progress_bar_enabled() else False
     options: dict[str, Any] = {"memory": config.memory or "fast", "embeddings": config.embeddings, "graph": graph}
     fast = twofour.compile(model, example, dtype, **options, progress=shown)
     if not _is_sparse(fast):
@@ -74,7 +74,7 @@ def _name(model: Any) -> str:
     return model.config.name_or_path or type(model).__name__
 
 
-def _own(model: nn.Module) -> str:
+def own_dtype(model: nn.Module) -> str:
     """Return the computing type of the model's own weights."""
     found = {module.weight.dtype for module in model.modules() if isinstance(module, nn.Linear)}
     return "bfloat16" if found == {torch.bfloat16} else "float32"
