@@ -6,6 +6,7 @@ import logging
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -352,6 +353,21 @@ def test_a_decoder_without_graphs_of_its_calls_is_told_why() -> None:
     ):
         fast: Any = twofour.compile(model, {"input_ids": example}, tokens=TOKENS)
         assert f"decoding runs layer by layer: {why}" in fast.plan.notes
+
+
+def test_a_cache_of_another_name_is_a_newer_transformers() -> None:
+    model = gpt2(n_layer=1)
+    kind: Any = type(model)
+
+    def forward(self: Any, input_ids: Any, attention_mask: Any = None, position_ids: Any = None, cache: Any = None,
+                use_cache: Any = None) -> Any:  # fmt: skip
+        given = {"attention_mask": attention_mask, "position_ids": position_ids, "use_cache": use_cache}
+        return kind.forward(self, input_ids=input_ids, past_key_values=cache, **given)
+
+    other: Any = type("Newer", (kind,), {"forward": forward})(model.config).eval()
+    fast: Any = twofour.compile(other, {"input_ids": IDS}, tokens=TOKENS)
+    why = f"transformers {version('transformers')} is newer than what decoding knows; install transformers>=4.57,<5.24"
+    assert f"decoding runs layer by layer: {why}" in fast.plan.notes
 
 
 def without_capturing(model: Any) -> Any:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
 from typing import Any, TypeVar
 
 import torch
@@ -53,6 +54,9 @@ LONGEST = 256
 TAKEN = ("input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache")
 TAKEN_CROSSED = ("decoder_input_ids", "decoder_attention_mask", "encoder_outputs", "past_key_values", "use_cache")
 """What graphs of calls with a cache are given, of decoders and of encoder-decoders."""
+
+NEWER = "transformers %s is newer than what decoding knows; install transformers>=4.57,<5.24"
+"""Why decoding stays layer by layer with a version that calls the cache `cache`."""
 
 
 def _generates(model: Any) -> bool:
@@ -130,6 +134,8 @@ def with_decoding(fast: nn.Module, plan: Plan, example: Example, terms: Terms) -
 def _require_graphs(model: Any) -> None:
     """Raise RefusedError where a model cannot be called as a graph of a call with a cache is."""
     if lacking := _lacking(model):
+        if "`past_key_values`" in lacking and "cache" in inspect.signature(type(model).forward).parameters:
+            raise RefusedError(NEWER % version("transformers"))
         raise RefusedError(f"its forward takes no {' and no '.join(lacking)}")
     if (how := getattr(model.config, "_attn_implementation", "sdpa")) != "sdpa":
         raise RefusedError(f'its attention is "{how}", which adds masks; load it with attn_implementation="sdpa"')
