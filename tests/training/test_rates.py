@@ -13,6 +13,7 @@ from tests.training.default import stopping, trained
 from tests.training.small import Noisy, accuracy, dense_model, noisy_loader, pair_of_models, same_state
 from tests.turns import in_turn
 from twofour import masks
+from twofour.errors import TrainingError
 from twofour.training import defaults, finetune, judge, rates, sr_ste
 
 LOADER = {"loss": F.cross_entropy, "progress": False}
@@ -69,7 +70,9 @@ def test_trials_leave_model_and_random_numbers_as_they_were():
         (([1.0], [0.9], [0.8], [0.7], [0.6], [0.5]), 100, 5),
         (([1.0], [0.9], [0.9], [0.8], [0.801], [0.85]), 30, 5),
         (([1.0], [0.99], [0.985], [1.0], [0.99], [1.0]), None, 5),
-        (([1.0], [1.1], [1.2], [1.3]), None, 2),
+        (([1.0], [1.1], [1.2], [1.3]), None, 3),
+        (([1.0], [1.1], [1.09], [1.08], [0.9], [0.7]), 100, 5),
+        (([1.0], [1.4], [1.3], [1.2], [1.1], [1.05]), None, 5),
         (([1.0], [float("nan")]), None, 1),
         (([-1.0], [-1.5], [-1.6], [-1.0]), 3, 3),
         (
@@ -97,7 +100,42 @@ def test_the_rate_of_the_best_trial_is_taken_and_what_is_clearly_worse_ends_them
     assert found.optimizer.rate == pytest.approx((times or 1) * plan.optimizer.rate, rel=0.06)
 
 
-def test_a_training_that_only_forgets_is_a_careful_one():
+def test_rates_too_low_to_learn_do_not_end_the_search():
+    """Batch norms that meet their data raise the loss of a model that was never trained, at the lowest rates too."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        x = torch.randn(640, 32)
+        y = x[:, :8].argmax(1)
+        torch.manual_seed(2)
+        layers = nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 8)
+        model = twofour.prune(nn.Sequential(*layers), "2:4", criterion="magnitude")
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 16, shuffle=True)
+    careful = defaults.rate_for(model)
+    run = finetune(model, loader, **LOADER, epochs=2).sparse
+    assert max(epoch.lr for epoch in run.history) > 50 * careful and run.history[-1].held < 0.8 * run.held
+
+
+@in_turn(
+    "losses, words",
+    [
+        (([1.0], [1.4], [1.3], [1.2], [1.1], [1.05]), "The trials lost less at higher learning rates, least at 0.0"),
+        (([1.0], [1.1], [1.2], [1.3]), "A lower learning rate or more epochs"),
+        (([1.0], [0.9], [0.8], [0.7], [0.6], [0.5]), "A lower learning rate or more epochs"),
+        (([1.0], [1.0], [1.0], [1.0], [1.0], [1.0]), "Another learning rate or more epochs"),
+    ],
+)
+def test_what_may_do_more_follows_from_the_trials(losses, words):
+    answers, (model, _) = iter(losses), pair_of_models()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(judge, "held_losses", lambda *_: next(answers))
+        patch.setattr(rates, "_trained", lambda *_: True)
+        given = {"loss": F.cross_entropy, "optimizer": "auto", "schedule": "auto", "epochs": 3}
+        plan, _ = defaults.completed(model, noisy_loader(), given, {"seed": 0, "scheme": None}, "last", None)
+        found, _ = rates.found(model, plan, plan, None, progress=False)
+    assert found.optimizer.advice.startswith(words)
+
+
+def test_a_training_that_only_forgets_is_a_careful_one(caplog):
     """Labels that contradict what the model knows: each step costs something of it."""
     data = Noisy(rows=96)
     held, wrong = [(data.x[:48], data.y[:48])], list(zip(data.x[48:].split(8), (3 - data.y[48:]).split(8), strict=True))
@@ -110,6 +148,7 @@ def test_a_training_that_only_forgets_is_a_careful_one():
     result = finetune(model, wrong, **LOADER, held=held, epochs=2)
     assert "the learning rate is a careful one" in "".join(result.notes) and result.sparse.kept == 0
     assert same_state(model, before)
+    assert "that state stands. A lower learning rate or more epochs may do more" in caplog.text
 
 
 def test_one_batch_cannot_judge_itself_but_data_held_back_can():
@@ -137,6 +176,31 @@ def test_a_trial_that_is_stopped_leaves_the_model_as_it_was():
     with pytest.raises(KeyboardInterrupt):
         finetune(model, noisy_loader(), **{**LOADER, "loss": loss})
     assert same_state(model, pruned()) and masks.of(model)
+
+
+def test_a_run_that_began_by_another_default_is_told_what_to_pass(tmp_path):
+    """The last state stood once where nobody gives an optimiser."""
+    given = {"epochs": 2, "checkpoint": tmp_path}
+    finetune(pruned(), noisy_loader(), **LOADER, **given, keep="last")
+    with pytest.raises(TrainingError, match=r"keep: last\n[\s\S]*keep: loss\n[\s\S]*pass keep=\"last\" to go on"):
+        finetune(pruned(), noisy_loader(), **LOADER, **given)
+    finetune(pruned(), noisy_loader(), **LOADER, **given, keep="last")
+
+
+@in_turn(
+    "optimizer, words",
+    [
+        (lambda p: torch.optim.SGD(p, 0.1), "optimiser: SGD"),
+        (lambda p: torch.optim.AdamW(p, torch.tensor(0.1)), "settings of the optimiser"),
+    ],
+)
+def test_a_run_of_another_optimiser_is_refused_before_any_trial(tmp_path, optimizer, words):
+    given, trials = {"epochs": 2, "checkpoint": tmp_path / words, "keep": "loss"}, []
+    finetune(pruned(), noisy_loader(), **LOADER, **given, optimizer=optimizer)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(TrainingError, match=words):
+        patch.setattr(rates, "_trials", lambda *_: trials.append(_) or [])
+        finetune(pruned(), noisy_loader(), **LOADER, **given)
+    assert not trials
 
 
 @pytest.mark.parametrize("dense", [False, True])

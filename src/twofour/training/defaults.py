@@ -44,6 +44,8 @@ STEP = 1e-3
 1910.10683, section 3.1.2) fine-tune with by Adafactor, whose steps are relative (Shazeer and Stern 2018, arXiv
 1804.04235, section 8)."""
 DECAY = 0.01
+ADVICE = "Another learning rate or more epochs"
+"""What may do more than a training that made nothing better, where nothing tells which."""
 WARM = 0.1
 """Share of the steps in which the rate rises."""
 
@@ -170,10 +172,14 @@ def rate_for(model: nn.Module) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Adamw:
-    """Builds AdamW at a rate that no caller gave; where a better one is `sought`, this is the careful one."""
+    """Builds AdamW at a rate that no caller gave; where a better one is `sought`, this is the careful one.
+
+    `advice` is what may do more where a training at this rate makes nothing better.
+    """
 
     rate: float
     sought: bool = False
+    advice: str = ADVICE
 
     def __call__(self, parameters: list[nn.Parameter]) -> Optimizer:
         """Build the optimiser of parameters."""

@@ -24,7 +24,7 @@ from twofour import calls, masks
 from twofour.progress import Progress
 from twofour.training import checkpoint, judge, randomness, trainee
 from twofour.training.batches import epoch_batches, length
-from twofour.training.defaults import Adamw, cycle
+from twofour.training.defaults import ADVICE, Adamw, cycle
 from twofour.training.judge import Held
 from twofour.training.loop import stepped
 from twofour.training.plan import Plan
@@ -36,8 +36,9 @@ TIMES = (1, 3, 10, 30, 100)
 LEAST, MOST, SHARE = 25, 100, 10
 """Steps of a trial: one in so many of the training, but at least and at most so many."""
 WORSE, MISSES = 0.25, 2
-"""How far over the least loss, as a part of it, one is clearly worse, and how many in a row may be beaten, before
-higher rates are left untried."""
+"""How far over the least loss of a trial, as a part of it, one is clearly worse, and how many in a row may be beaten by
+another trial, before higher rates are left untried. The loss before them does not count: batch norms that meet their
+data raise it at rates that learn nothing yet."""
 FEW, CHANCE = 3, 0.02
 """Batches from which on they tell themselves how much losses differ by chance, and the part of a loss taken before."""
 JUDGING = 5
@@ -86,7 +87,7 @@ def found(model: nn.Module, plan: Plan, taught: Plan, folder: Path | None, *, pr
     careful = taught.optimizer
     if not isinstance(careful, Adamw) or not careful.sought:
         return taught, []
-    if (known := _of_checkpoint(folder)) is not None:
+    if (known := _of_checkpoint(folder, careful.rate)) is not None:
         return _at(taught, known), [f"the learning rate is that of the interrupted run, {known:g}"]
     held, skip = _judging(plan)
     steps = _steps(plan)
@@ -97,16 +98,17 @@ def found(model: nn.Module, plan: Plan, taught: Plan, folder: Path | None, *, pr
     with calls.keeping_modes(model), randomness.undisturbed(plan.loader), Progress(progress) as display:
         before = Trial(0.0, tuple(judge.held_losses(model, plan.loss, held)))
         display.begin("learning rate, steps of trials", len(TIMES) * steps)
-        trials = list(_trials(model, plan, taught, before, (held, skip, steps), display))
+        trials = list(_trials(model, plan, taught, (held, skip, steps), display))
     if not trials:
         note = f"the learning rate is a careful one, {careful.rate:g}: one batch cannot both train and judge, held= can"
+        found = Adamw(careful.rate)
     else:
-        careful, note = _chosen(careful, trials, before, held, steps)
+        found, note = _chosen(careful.rate, trials, before, held, steps)
     log.info("%s", note)
-    return _at(taught, careful.rate), [note]
+    return dataclasses.replace(taught, optimizer=found), [note]
 
 
-def _chosen(careful: Adamw, trials: list[Trial], before: Trial, held: Held, steps: int) -> tuple[Adamw, str]:
+def _chosen(careful: float, trials: list[Trial], before: Trial, held: Held, steps: int) -> tuple[Adamw, str]:
     """Return AdamW at the highest rate that no other beats, the careful one where none made the model better; say why.
 
     The highest, since a longer training settles what a short one leaves in noise.
@@ -116,9 +118,22 @@ def _chosen(careful: Adamw, trials: list[Trial], before: Trial, held: Held, step
     where = f"the loss on {held.samples} samples that {steps} steps did not see, {before.loss:.4g} before them"
     if not best:
         made = f"no trial made {where}, less by more than chance"
-        return careful, f"the learning rate is a careful one, {careful.rate:g}: {made} ({tried})"
+        return Adamw(
+            careful, advice=_advice(trials)
+        ), f"the learning rate is a careful one, {careful:g}: {made} ({tried})"
     rate = best[-1].rate
-    return Adamw(rate), f"the learning rate is {rate:g}, the highest after which {where}, is about least ({tried})"
+    lower = "A lower learning rate or more epochs"
+    return Adamw(
+        rate, advice=lower
+    ), f"the learning rate is {rate:g}, the highest after which {where}, is about least ({tried})"
+
+
+def _advice(trials: list[Trial]) -> str:
+    """Return what may do more where no trial made the model better."""
+    least = min(trials, key=lambda trial: trial.loss)
+    if least.beats(trials[0]):
+        return f"The trials lost less at higher learning rates, least at {least.rate:g}: such a one as optimizer="
+    return "A lower learning rate or more epochs" if trials[0].beats(trials[-1]) else ADVICE
 
 
 def _at(plan: Plan, rate: float) -> Plan:
@@ -143,10 +158,10 @@ def _judging(plan: Plan) -> tuple[Held, int]:
 
 
 def _trials(
-    model: nn.Module, plan: Plan, taught: Plan, best: Trial, data: tuple[Held, int, int], display: Progress
+    model: nn.Module, plan: Plan, taught: Plan, data: tuple[Held, int, int], display: Progress
 ) -> Iterator[Trial]:
     """Yield one trial after the other, while higher rates may still beat the best; each leaves the model as it was."""
-    (held, skip, steps), misses = data, 0
+    (held, skip, steps), misses, best = data, 0, None
     start = trainee.Snapshot.of(model)
     assert isinstance(taught.optimizer, Adamw)
     for times in TIMES:
@@ -160,6 +175,7 @@ def _trials(
         if done is None:
             return
         yield (trial := Trial(rate, tuple(losses)))
+        best = best or trial
         misses = misses + 1 if best.beats(trial) else 0
         best = trial if trial.loss < best.loss else best
         if misses == MISSES or math.isinf(trial.loss) or trial.loss > best.loss + WORSE * abs(best.loss):
@@ -197,13 +213,20 @@ def _again(plan: Plan, skip: int) -> Iterator[tuple[Any, Any]]:
             return
 
 
-def _of_checkpoint(folder: Path | None) -> float | None:
-    """Return the rate of the run that a folder holds; None where it holds none, or not that of an AdamW."""
+def _of_checkpoint(folder: Path | None, careful: float) -> float | None:
+    """Return the rate of the run that a folder holds, None where it holds none.
+
+    The careful one of a run by another optimiser than AdamW, which is refused when it is to go on: no trials before.
+    """
     for name in ("sparse.pt", "control.pt"):
         state = None if folder is None else checkpoint.read(folder / name)
         if state is not None:
+            if state["run"].get("optimiser") != "AdamW":
+                return careful
             settings: Any = state["run"].get("settings of the optimiser")
-            group = settings[0] if settings else {}
-            found = group.get("initial_lr", group.get("lr"))
-            return None if found is None else float(found)
+            group: dict[str, Any] = settings[0] if settings else {}
+            try:
+                return float(group.get("initial_lr", group.get("lr", "")))
+            except (TypeError, ValueError):  # of a caller's own AdamW, at a tensor as the rate
+                return careful
     return None

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from twofour import masks
 from twofour.errors import FormatError, TrainingError, cut
 from twofour.training import checkpoint, randomness
+from twofour.training.defaults import ADVICE
 from twofour.training.plan import Plan
 from twofour.training.result import Epoch, Evaluation
 from twofour.training.schemes import Scheme
@@ -114,7 +115,7 @@ class Trainee:
 
     `epoch` counts from 0, `step` counts the batches already trained on in this epoch, `taught` those of them in which a
     teacher taught, `random` is the model's random state to go on with in mid-epoch, `held` the loss on the data that
-    judge before the first step.
+    judge before the first step, `advice` what may do more where the training makes nothing better.
     """
 
     name: str
@@ -135,6 +136,7 @@ class Trainee:
     random: randomness.State | None = None
     best: Best | None = None
     held: float | None = None
+    advice: str = ADVICE
     earlier: float = 0.0
     since: float = dataclasses.field(default_factory=time.perf_counter)
 
@@ -148,7 +150,8 @@ class Trainee:
             if file is not None:
                 attached = {} if scheme is None else {"scheme": repr(scheme)}
                 fingerprint = checkpoint.plain({"name": name, **attached, **plan.fingerprint(optimizer, schedule)})
-            trainee = cls(name, model, optimizer, schedule, fingerprint, file, scheme)
+            advice = getattr(plan.optimizer, "advice", ADVICE)
+            trainee = cls(name, model, optimizer, schedule, fingerprint, file, scheme, advice=advice)
             state = checkpoint.read(file) if file is not None else None
             if state is not None:
                 trainee.resume(state)
@@ -202,8 +205,8 @@ class Trainee:
         if best.epoch == 0:
             log.warning(
                 "%s run: no epoch made the model better than it was before the training, by what judges it; that state "
-                "stands. A lower learning rate or more epochs may do more",
-                self.name,
+                "stands. %s may do more",
+                *(self.name, self.advice),
             )
 
     @contextmanager
@@ -313,9 +316,13 @@ class Trainee:
             raise self._other_run("masks", "other masks", "the masks of this model")
 
     def _other_run(self, what: str, stored: object, mine: object) -> TrainingError:
+        remedy = "pass the same arguments as the interrupted run"
+        if what == "keep":  # what no argument says may differ by version, or by whether there is an optimiser
+            stored, mine = stored or "last", mine or "last"
+            remedy = f'pass keep="{stored}" to go on with that run'
         return TrainingError(
             f"checkpoint `{self.file}` is of another run; it is left as it is",
             got=f"{what}: {stored}",
             wanted=f"{what}: {mine}",
-            remedy="pass the same arguments as the interrupted run, or another checkpoint folder",
+            remedy=f"{remedy}, or another checkpoint folder",
         )
