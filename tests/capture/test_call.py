@@ -61,7 +61,7 @@ def test_an_argument_that_is_left_out_is_named() -> None:
     guard = Guard(capture(model, {"x": torch.ones(2, 8), "flag": True}))
     assert guard.unlike({"x": torch.ones(2, 8)}) == (
         "flag",
-        "left out, or its default, and the graph was captured with another value",
+        "left out, or its default, and the example gives another value: pass it here too",
     )
 
 
@@ -94,6 +94,15 @@ def test_a_head_that_fixes_the_image_size_leaves_the_batch_free(batch: int) -> N
     assert guard.leaves({"x": torch.randn(5, 3, 16, 16)}) is not None
     assert guard.leaves({"x": torch.randn(5, 3, 18, 18)}) is None
     assert not any("dynamo" in name for name in vars(example["x"]))  # the caller's tensors are not marked
+
+
+def test_the_axes_that_a_condition_leaves_free_are_named() -> None:
+    conv = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1)).eval()
+    guard = Guard(capture(conv, {"input": torch.randn(2, 3, 16, 16)}))
+    assert guard.served() == "axis 0 of `input`, axis 2 of `input`, axis 3 of `input`"
+    assert Guard(capture(FixedHead().eval(), {"x": torch.randn(3, 3, 16, 16)})).served() == "axis 0 of `x`"
+    table = nn.Embedding(9, 4).eval()
+    assert Guard(capture(table, {"input": torch.ones(2, 5, dtype=torch.long)})).served() == ""
 
 
 def test_sizes_are_fixed_where_symbols_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:

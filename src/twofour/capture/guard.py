@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -48,6 +49,17 @@ class Guard:
     def dynamic(self) -> bool:
         """Whether any size may differ from the example's."""
         return bool(self.free)
+
+    def served(self) -> str:
+        """Say which sizes may differ, where others over 1 are held to the example's, "" else: "axis 0 of `x`"."""
+        pinned = {(index, axis) for index, axis, size in self.fixed if size != 1}
+        for index, (path, _) in enumerate(tree_flatten_with_path(self._held(), is_leaf=lambda x: x is None)[0]):
+            known = re.escape(f"(L[{getattr(path[0], 'key', '')!r}]{keystr(path[1:])}.size()[")
+            pinned |= {(index, int(axis)) for axis in re.findall(known + r"(\d+)\] == \d+\)", self.text)}
+        names, left = _names(self._held()), sorted(self.free - pinned)
+        told = [f"axis {axis} of `{names[index]}`" for index, axis in left]
+        more = [f"{len(told) - 6} more"] if len(told) > 6 else []
+        return (", ".join((*told[:6], *more)) or "no axis") if pinned else ""
 
     def free_axes(self) -> list[int]:
         """Return the axes on which some size may differ."""
@@ -131,7 +143,7 @@ class Guard:
         if more := [name for name in given if name not in held]:
             return more[0], f"{_shown(given[more[0]])}, and the graph was captured without it or with its default"
         if fewer := [name for name in held if name not in given]:
-            return fewer[0], "left out, or its default, and the graph was captured with another value"
+            return fewer[0], "left out, or its default, and the example gives another value: pass it here too"
         known = _names(held)
         unlike = [name for name in (*names, *known) if (name in names) != (name in known)]
         return ", ".join(unlike[:2]) or ", ".join(given), "built otherwise than what the graph was captured with"

@@ -183,9 +183,16 @@ def _layer_by_layer(
     layers = run_low_bits(fast, layers, counts, terms, images)
     require_runs(fast, example)
     if kind:
-        moved = "" if example is None else tables.moved(fast, model, lambda: calls.output_leaves(example.run(fast)))
-        layers = replace(layers, embeddings=kind).with_note(tables.said + moved)
+        layers = replace(layers, embeddings=kind).with_note(
+            tables.said + _moved(tables, fast, model, example, computing)
+        )
     return fast, layers, reference
+
+
+def _moved(tables: Tables, fast: nn.Module, model: nn.Module, example: Example | None, computing: Computing) -> str:
+    if example is None:
+        return ""
+    return tables.moved(fast, model, lambda: calls.output_leaves(example.run(fast)), computing.dtype)
 
 
 def _as_a_whole(

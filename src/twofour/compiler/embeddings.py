@@ -162,23 +162,27 @@ class Tables:
                 made[name] = CompiledEmbedding(name, table, module.weight.dtype)
         return cls(kind, made, left, _said(kind, made, found, left, stored))
 
-    def moved(self, fast: nn.Module, model: nn.Module, answers: Callable[[], Sequence[Any]]) -> str:
-        """Return by how much the answer on the example differs from that with the model's own tables, "" for no table.
+    def moved(self, fast: nn.Module, model: nn.Module, answers: Callable[[], Sequence[Any]], dtype: str) -> str:
+        """Say by how much the answer on the example differs from that with the model's own tables, "" for no table.
+
+        In another type than the model's own the layers' roundings fall otherwise behind other tables, by as much as
+        they are off at all: nothing is measured there.
 
         Args:
             fast: The compiled model.
             model: The one that was given.
             answers: Runs the example through `fast`.
+            dtype: Computing type of the layers.
         """
         if not self.made:
             return ""
+        if any(dtype_name(one.weight_dtype) != dtype for one in self.made.values()):
+            return f"; the error on the example counts them and the layers' {dtype} together"
         found = answers()
         with _with_tables_of(fast, model, self.made):
             want = answers()
         off = distance(found, want)
-        return (
-            f", which alone moves the answer on the example by {off:.1e} of its norm, the layers as they are compiled"
-        )
+        return f"; they alone move the answer on the example by {off:.1e} of its norm"
 
 
 def heads(model: nn.Module, fast: nn.Module, layers: Sequence[LayerPlan]) -> Iterator[str]:
@@ -256,7 +260,7 @@ def _said(
         else (0, 0)
     )
     off = [] if stored is not None else [_off(found[name].weight.detach(), made[name].prepared) for name in tables]
-    error = f", their rows off by up to {max(off):.1e}" if off else ""
+    error = f", off by up to {max(off):.1e} of a table's norm" if off else ""
     why = "".join(f"; `{name}` stays: {reason}" for name, reason in left.items())
     return f"embeddings in {kind}: {len(tables)} tables of {before / 1e6:.2f} MB take {after / 1e6:.2f} MB{error}{why}"
 

@@ -264,8 +264,9 @@ def _sizes(guard: Guard, graph: Graph) -> str:
     """Say which sizes a graph serves."""
     if not guard.dynamic:
         return f"the example's sizes alone: {graph.reason or 'they differ'}"
-    ones = ", ".join(guard.ones())
-    return "other sizes too" + (f", but for those of 1 on {ones}, which torch takes as fixed" if ones else "")
+    ones, only = ", ".join(guard.ones()), guard.served()
+    where = f" on {only}" if only else ""
+    return f"other sizes too{where}" + (f", but for those of 1 on {ones}, which torch takes as fixed" if ones else "")
 
 
 def _faster(times: Mapping[str, float], served: str, origin: str, *, asked: bool = False) -> tuple[str, str]:
