@@ -53,11 +53,20 @@ def test_without_a_limit_quality_is_given_for_time_that_was_won_alone() -> None:
     dense, sparse = tried("dense", 1.04e-3, 100.0, sparse=False), tried("2:4", 1e-3, 60.0)
     assert choose([sparse, dense], None).kept == "dense", "4 % are the machine's"
     dense = replace(dense, seconds=1.2e-3)
-    assert choose([sparse, dense], None, 1.1e-3).kept == "2:4"
-    choice = choose([sparse, dense], None, 0.9e-3)
-    assert choice.kept == "dense", "a dense runtime is faster than both: nothing was won"
+    choice = choose([sparse, dense], None)
+    assert choice.kept == "2:4" and choice.reasons["2:4"].startswith("kept: the fastest;")
+    slow, int8 = replace(dense, seconds=5e-3), tried("int8", 1e-3, 99.99)
+    assert choose([slow, int8], None).kept == "int8", "five times as fast for 0.01 points, whatever a runtime takes"
+
+
+def test_the_best_quality_is_said_of_the_best_alone() -> None:
+    """It was said of a model beside a better one, which was slower."""
+    dense, sparse = tried("dense", 1.04e-3, 100.0, sparse=False), tried("2:4", 1e-3, 60.0)
+    choice = choose([sparse, dense], None)
     assert choice.reasons["dense"].startswith("kept: the best quality, and no model of less wins time worth it")
-    assert choice.reasons["2:4"].startswith("faster by 20%, which its quality is not worth")
+    assert choice.reasons["2:4"].startswith("faster by 4%, which its quality is not worth")
+    choice = choose([replace(dense, seconds=1.1e-3), tried("int8", 1.04e-3, 99.9), sparse], None)
+    assert choice.reasons["int8"].startswith("kept: the best quality among those within 5% of the fastest, and no")
 
 
 def test_where_none_holds_the_best_is_kept_and_it_is_said() -> None:

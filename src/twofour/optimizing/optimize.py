@@ -215,7 +215,7 @@ class _Task:
         record = Record.from_dict(self.journal.step("time the models and the runtimes", partial(self._timed, compiled)))
         tried = [one if one.refused else replace(one, seconds=record.median(name)) for name, one in found.items()]
         least = None if self.within is None else dense.value - self.within
-        choice = choose(tried, least, record.median(record.fastest(record.baseline)))
+        choice = choose(tried, least)
         return self._finished(record, tried, choice, dense, (advice, pruned), loading, beside)
 
     @property

@@ -58,17 +58,15 @@ WORTH = 0.05
 """Without a limit a model that answers worse is kept only where it takes so much less time: less is noise's."""
 
 
-def choose(tried: Sequence[Tried], least: float | None, runtime: float | None = None) -> Choice:
+def choose(tried: Sequence[Tried], least: float | None) -> Choice:
     """Keep the fastest model whose quality is at least `least`.
 
-    Without a limit no loss was allowed: a model of less quality is kept only where it wins time for it, `WORTH` against
-    those that answer better and against the fastest dense runtime, which answers as the dense model does.
-    Where none holds, the one of the best quality is kept, and `held` says so.
+    Without a limit no loss was allowed: a model of less quality is kept only where it takes `WORTH` less time than
+    those that answer better. Where none holds, the one of the best quality is kept, and `held` says so.
 
     Args:
         tried: The models.
         least: The quality that is wanted; None without a limit.
-        runtime: Seconds of the fastest dense runtime.
 
     Raises:
         OptimizeError: None was timed.
@@ -85,19 +83,16 @@ def choose(tried: Sequence[Tried], least: float | None, runtime: float | None = 
         )
     if holding:
         fastest = min(one.seconds for one in holding if one.seconds is not None)
-        near = [one for one in holding if one.seconds is not None and one.seconds <= (1 + TIE) * fastest]
-        if least is None:
-            won = runtime is None or fastest * (1 + WORTH) <= runtime
-            near = [one for one in holding if not won or (one.seconds or 0.0) <= (1 + WORTH) * fastest]
+        share = WORTH if least is None else TIE
+        near = [one for one in holding if one.seconds is not None and one.seconds <= (1 + share) * fastest]
     else:
         near = timed
     kept = max(near, key=lambda one: (one.score.value if one.score else 0.0, -(one.seconds or 0.0)))
-    first = min(one.seconds for one in timed if one.seconds is not None)
-    reasons = {one.name: _reason(one, kept, least, bool(holding), first) for one in tried}
+    reasons = {one.name: _reason(one, kept, timed, least, bool(holding)) for one in tried}
     return Choice(kept.name, reasons, bool(holding))
 
 
-def _reason(one: Tried, kept: Tried, least: float | None, held: bool, fastest: float) -> str:
+def _reason(one: Tried, kept: Tried, timed: Sequence[Tried], least: float | None, held: bool) -> str:
     if one.refused:
         return f"not compiled: {one.refused}"
     assert one.score is not None and one.seconds is not None and kept.seconds is not None
@@ -105,8 +100,10 @@ def _reason(one: Tried, kept: Tried, least: float | None, held: bool, fastest: f
     if one.name == kept.name:
         if not held:
             return f"kept: no model's quality holds, and this one's is the best; {told}"
-        if least is None and fastest < one.seconds:
-            return f"kept: the best quality, and no model of less wins time worth it; {told}"
+        if least is None and any((other.seconds or 0.0) < one.seconds for other in timed):
+            best = all(other.score is None or other.score.value <= one.score.value for other in timed)
+            among = "" if best else f" among those within {WORTH:.0%} of the fastest"
+            return f"kept: the best quality{among}, and no model of less wins time worth it; {told}"
         return f"kept: the fastest{' whose quality holds' if least is not None else ''}; {told}"
     if least is not None and one.score.value < least:
         return f"its quality does not hold: {one.score.value:.2f}, at least {least:.2f} was wanted; {told}"
