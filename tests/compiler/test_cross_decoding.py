@@ -146,6 +146,18 @@ def test_an_example_without_input_of_the_decoder_is_told_what_is_missing(make: A
         assert part in str(refused.value)
 
 
+def test_a_fault_of_another_argument_is_not_put_on_the_decoder() -> None:
+    """BART makes its decoder's input of `input_ids`; ids out of range were told to give the decoder some."""
+    from transformers import BartConfig, BartModel
+
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    model = BartModel(BartConfig(**sizes, **heads, vocab_size=64, max_position_embeddings=32)).eval()
+    with pytest.raises(twofour.errors.CompileError, match="index out of range") as refused:
+        twofour.compile(model, {"input_ids": torch.full((1, 8), 99)}, graph=False)
+    assert "decoder" not in str(refused.value) and "check its sizes" in str(refused.value)
+
+
 def test_a_loaded_model_says_what_brings_its_graphs(tmp_path: Path) -> None:
     """It decoded layer by layer and had no line on that."""
     masked, fast, given = compiled(t5)

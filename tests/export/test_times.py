@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import twofour
+from twofour.compiler.plan import _FROM_FILE
 from twofour.export import layers
 from twofour.export.file import read, write
 from twofour.measure import travelling
@@ -85,6 +87,22 @@ def test_a_start_from_a_file_measures_nothing(file: Path, measured: list[object]
     )
     first, *others = str(fast.plan).splitlines()
     assert first.startswith("times from the file, measured on") and "from the file" not in "".join(others)
+
+
+def test_rows_whose_times_differ_in_origin_say_theirs(file: Path, measured: list[object]) -> None:
+    """The head said "from the file" of rows that were measured here too."""
+    plan = twofour.load(file, network(1)).plan
+    timed = [layer for layer in plan.layers if layer.dense_ms is not None]
+    (whence,) = {f" ({found})" for layer in timed for found in _FROM_FILE.findall(layer.reason)}
+    one = replace(timed[0], reason=timed[0].reason.replace(whence, ""))
+    rest = [layer for layer in plan.layers if layer is not timed[0]]
+    mixed = str(replace(plan, layers=(one, *rest)))
+    assert len(timed) > 1 and not mixed.startswith("times from the file") and whence in mixed
+    row = next(line for line in mixed.splitlines() if line.startswith(one.name + " "))
+    assert "from the file" not in row
+    in_part = replace(one, reason=f"{one.reason} (in part from the file, measured on another)")
+    mixed = str(replace(plan, layers=(in_part, *rest)))
+    assert whence in mixed and "(in part from the file, measured on another)" in mixed
 
 
 def test_it_chooses_what_was_chosen(tmp_path: Path, measured: list[object]) -> None:

@@ -199,13 +199,21 @@ class Plan:
         listed |= {"notes": list(self.notes), "machines": [machine.to_json() for machine in self.machines]}
         return {**self.__dict__, **listed}
 
+    @property
+    def _whence(self) -> str:
+        """Whence the times of all rows are, " (from the file, ...)"; "" where rows differ, which say it themselves."""
+        texts = [layer.reason for layer in self.layers if (layer.dense_ms, layer.sparse_ms) != (None, None)]
+        found = {tuple(dict.fromkeys(_FROM_FILE.findall(text))) for text in texts}
+        (whence,) = found if len(found) == 1 else [()]
+        return f" ({whence[0]})" if len(whence) == 1 else ""
+
     def __str__(self) -> str:
         head = ("layer", "count", "shape", "tokens", "kernel", "dense ms", "sparse ms", "why")
         account = self.account.lines(timed=not self.whole_ms) if self.account else []
-        said = "\n".join([*(layer.reason for layer in self.layers), *account])
-        whence = dict.fromkeys(_FROM_FILE.findall(said))
-        times = [f"times {', '.join(whence)}"] if whence else []
-        lines = [*filter(None, [self.won]), *times, aligned(head, _rows(self.layers))]
+        whence = self._whence
+        shown = [replace(layer, reason=layer.reason.replace(whence, "")) for layer in self.layers]
+        times = [f"times {whence[2:-1]}"] if whence else []
+        lines = [*filter(None, [self.won]), *times, aligned(head, _rows(shown))]
         whole = [layer for layer in self.layers if not layer.parts]
         holding = {part: layer for layer in self.layers for part in layer.parts}
         sparse = sum(holding.get(layer.name, layer).sparse for layer in whole)  # a part runs as its product does
@@ -216,7 +224,7 @@ class Plan:
             f"their weights {self.bytes_before / 1e6:.2f} MB dense, {self.bytes_after / 1e6:.2f} MB as kept "
             f'(memory="{self.memory}"), {self.bytes_in_file / 1e6:.2f} MB of a file{error}'
         )
-        return "\n".join([*lines, *(_FROM_FILE.sub("", line) for line in account), *self.notes])
+        return "\n".join([*lines, *(line.replace(whence, "") for line in account), *self.notes])
 
 
 def described(
@@ -283,7 +291,7 @@ def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 _FROM_FILE = re.compile(r" \(((?:in part )?from the file, [^()]*(?:\([^()]*\)[^()]*)*)\)")
-"""Whence times are, which the head of the table says once."""
+"""Whence times are; the head of the table says it once where all rows have the same."""
 
 
 def _rows(layers: Sequence[LayerPlan]) -> list[tuple[str, ...]]:
@@ -302,7 +310,7 @@ def _rows(layers: Sequence[LayerPlan]) -> list[tuple[str, ...]]:
                 first.kernel,
                 _span([layer.dense_ms for layer in alike]),
                 _span([layer.sparse_ms for layer in alike]),
-                one_text([_FROM_FILE.sub("", layer.reason) for layer in alike]),
+                one_text([layer.reason for layer in alike]),
             )
         )
     return rows

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from twofour import calls
@@ -49,7 +51,7 @@ def _runs_in_order(fast: nn.Module, example: Example) -> bool:
 
 def unfit(model: nn.Module, example: Example, error: Exception, layer: str | None) -> CompileError:
     """Build the error for an example that the model does not run on; `layer`: the one that raised, where known."""
-    if example_lacks_decoder(model, example):
+    if _lacks_decoder(model, example, error):
         return calls.unfit(
             CompileError,
             "the example: it gives the encoder alone its input, and the decoder none",
@@ -80,7 +82,22 @@ _OF_DECODER = ("decoder_input_ids", "decoder_inputs_embeds", "labels")
 """What an encoder-decoder of transformers makes its decoder's input of."""
 
 
-def example_lacks_decoder(model: nn.Module, example: Example) -> bool:
-    """Tell whether a model is an encoder-decoder of transformers, and the example has no input of its decoder."""
+def _lacks_decoder(model: nn.Module, example: Example, error: Exception) -> bool:
+    """Tell whether what an encoder-decoder of transformers misses is its decoder's input; BART's makes its own.
+
+    Either the error speaks of that input, or the example runs with one.
+    """
     two = getattr(getattr(model, "config", None), "is_encoder_decoder", False) is True
-    return two and len(example.args) < 3 and not any(name in example.kwargs for name in _OF_DECODER)
+    if not two or len(example.args) >= 3 or any(name in example.kwargs for name in _OF_DECODER):
+        return False
+    if isinstance(error, ValueError) and "decoder_input" in str(error):
+        return True
+    first = next((leaf for leaf in example.leaves if isinstance(leaf, Tensor) and leaf.dim()), None)
+    if first is None:
+        return False
+    tokens = torch.zeros(len(first), 1, dtype=torch.long, device=first.device)
+    try:
+        replace(example, kwargs={**example.kwargs, "decoder_input_ids": tokens}).run(model)
+    except Exception:  # the caller has the first one
+        return False
+    return True
