@@ -6,7 +6,6 @@ import logging
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -25,6 +24,8 @@ from tests.compiler.test_decoding import (  # noqa: F401  fixtures
     models,
 )
 from twofour.generation import Generation, left_out
+from twofour.generation.caches import empty_cache
+from twofour.generation.names import NAMES, argument_of, cache_in, name_of
 
 from .small import TOKENS
 
@@ -355,19 +356,32 @@ def test_a_decoder_without_graphs_of_its_calls_is_told_why() -> None:
         assert f"decoding runs layer by layer: {why}" in fast.plan.notes
 
 
-def test_a_cache_of_another_name_is_a_newer_transformers() -> None:
+def test_a_cache_of_another_name_is_served(calls: list[str]) -> None:  # noqa: F811
     model = gpt2(n_layer=1)
     kind: Any = type(model)
+    own = argument_of(model)
 
     def forward(self: Any, input_ids: Any, attention_mask: Any = None, position_ids: Any = None, cache: Any = None,
-                use_cache: Any = None) -> Any:  # fmt: skip
+                use_cache: Any = None, logits_to_keep: Any = 0) -> Any:  # fmt: skip
         given = {"attention_mask": attention_mask, "position_ids": position_ids, "use_cache": use_cache}
-        return kind.forward(self, input_ids=input_ids, past_key_values=cache, **given)
+        return kind.forward(self, input_ids=input_ids, logits_to_keep=logits_to_keep, **{own: cache}, **given)
 
     other: Any = type("Newer", (kind,), {"forward": forward})(model.config).eval()
+    other.load_state_dict(model.state_dict())
     fast: Any = twofour.compile(other, {"input_ids": IDS}, tokens=TOKENS)
-    why = f"transformers {version('transformers')} is newer than what decoding knows; install transformers>=4.57,<5.24"
-    assert f"decoding runs layer by layer: {why}" in fast.plan.notes
+    assert torch.equal(generated(fast, IDS, 4), generated(model, IDS, 4)) and calls == ["_begun", *["_stepped"] * 3]
+    for name in NAMES:
+        calls.clear()
+        cache = empty_cache(model)
+        fast(input_ids=IDS, use_cache=True, logits_to_keep=1, **{name: cache})
+        answer = fast(input_ids=IDS[:, :1], **{name: cache})
+        assert calls == ["_begun", "_stepped"] and cache_in(answer) is cache and cache.get_seq_length() == 10
+
+
+def test_names_of_a_cache() -> None:
+    assert [name_of(names) for names in ((), NAMES[:1], NAMES[1:], NAMES)] == [NAMES[0], NAMES[0], NAMES[1], NAMES[0]]
+    assert cache_in({"cache": 1}) == cache_in({"past_key_values": 1, "cache": 2}) == 1
+    assert cache_in({}) is None and cache_in(()) is None
 
 
 def without_capturing(model: Any) -> Any:

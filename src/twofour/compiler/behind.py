@@ -14,6 +14,7 @@ from twofour.compiler.decoder import TAKEN, Decoding
 from twofour.compiler.whole_model import layers_alone
 from twofour.errors import KernelError
 from twofour.generation.caches import Buffers, is_empty, is_served
+from twofour.generation.names import cache_in
 from twofour.generation.static_caches import Slots, is_static
 from twofour.graph.executor import lie_of
 
@@ -30,11 +31,11 @@ def refused(model: Any, ids: Tensor, given: dict[str, Any]) -> str:
     if not isinstance(decoding, Decoding) or layers_alone(model):
         return "of layers without a graph"
     unlike = (name for name, value in given.items() if value is not None and value is not False)
-    if other := [name for name in unlike if name not in (*TAKEN, "cache_position")]:
+    if other := [name for name in unlike if name not in (*TAKEN, decoding.argument, "cache_position")]:
         return f"with `{other[0]}`"
     if ids.ndim != 2 or not ids.numel() or ids.device.type != "cpu" or not given.get("use_cache"):
         return "without token ids or a cache"
-    cache: Any = given.get("past_key_values")
+    cache: Any = cache_in(given)
     layers = decoding.layers
     if not is_empty(cache) and not is_served(cache, layers) and not is_static(cache, layers):
         return f"with a {type(cache).__name__} that is not of {layers} layers that grow"
@@ -127,11 +128,11 @@ class Behind(GraphSteps):
     """
 
     def __init__(self, model: Any, ids: Tensor, given: dict[str, Any], config: Any) -> None:
-        super().__init__(model, len(ids), given["past_key_values"])
+        super().__init__(model, len(ids), cache_in(given))
         self.mask, positions, keep = (given.get(name) for name in ("attention_mask", "position_ids", "logits_to_keep"))
         if positions is None:
             positions = positions_of(torch.ones_like(ids) if self.mask is None else self.mask)
-        self.options = {"past_key_values": self.cache, "use_cache": True, "return_dict": True}
+        self.options = {self.decoding.argument: self.cache, "use_cache": True, "return_dict": True}
         self.options |= {} if keep is None else {"logits_to_keep": keep}
         if int(self.cache.get_seq_length()):  # transformers finds the tokens that are not behind them yet
             answer = model._prefill(ids, config, given)

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from twofour import native
 from twofour.generation.caches import Buffers, Pair, cache_of, empty_cache, is_served, kind_of, recording_cache
+from twofour.generation.names import argument_of, cache_in, name_of
 
 UNSEEN = 30.0
 """What stands behind the keys and values of an example."""
@@ -34,7 +35,8 @@ def pair_of(layer: Any) -> Pair:
 
 def fields_of(answer: Any) -> dict[str, Any]:
     """Return what a model answers beside its cache."""
-    return {name: value for name, value in answer.items() if name != "past_key_values"}
+    cache = name_of(answer.keys())
+    return {name: value for name, value in answer.items() if name != cache}
 
 
 def positions_at(length: int, rows: int) -> Tensor:
@@ -68,10 +70,11 @@ class CacheCall:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.keeps = "logits_to_keep" in inspect.signature(type(model).forward).parameters
+        self.argument = argument_of(model)
 
     def forward(self, cache: Any, **given: Any) -> Any:
         """Return the answer of the model's own forward."""
-        options = {"use_cache": True, "past_key_values": cache} | ({"logits_to_keep": 1} if self.keeps else {})
+        options = {"use_cache": True, self.argument: cache} | ({"logits_to_keep": 1} if self.keeps else {})
         return type(self.model).forward(self.model, **given, **options)
 
 
@@ -104,7 +107,7 @@ class Prompt(CacheCall):
         hides = {} if seen is None else {"attention_mask": seen.long(), "position_ids": positions_of(seen)}
         answer = self.forward(cache, input_ids=ids, **hides)
         kind = type(answer)
-        if not isinstance(answer, dict) or getattr(answer, "past_key_values", None) is not cache:
+        if cache_in(answer) is not cache:
             raise RefusedError(f"the model answers a prompt with {kind.__name__}, not with the cache it was given")
         if not is_served(cache, len(cache.layers)) or not cache.layers:
             raise RefusedError("its cache has layers of other kinds than keys and values that grow")
@@ -153,7 +156,7 @@ class Step(CacheCall):
     def leaves(self, ids: Tensor, past: Sequence[Pair]) -> list[Any]:
         """Return what the graph is to answer."""
         answer = self.layers(ids, past)
-        added = [t[:, :, -1:] for layer in answer.past_key_values.layers for t in pair_of(layer)]
+        added = [t[:, :, -1:] for layer in cache_in(answer).layers for t in pair_of(layer)]
         return [*tree_leaves(fields_of(answer)), *tree_leaves(joined(added))]
 
     def example(self, ids: Tensor, past: Sequence[Pair]) -> Call:

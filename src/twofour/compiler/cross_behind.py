@@ -10,6 +10,7 @@ from torch import Tensor
 from twofour.compiler.behind import GraphSteps, hooked
 from twofour.compiler.cross_decoder import TAKEN, CrossDecoding
 from twofour.compiler.whole_model import layers_alone
+from twofour.generation.names import cache_in
 
 
 def refused_crossed(model: Any, ids: Tensor, given: dict[str, Any]) -> str:
@@ -24,11 +25,11 @@ def refused_crossed(model: Any, ids: Tensor, given: dict[str, Any]) -> str:
     if not isinstance(decoding, CrossDecoding) or layers_alone(model):
         return "of layers without a graph"
     unlike = (name for name, value in given.items() if value is not None and value is not False)
-    if other := [name for name in unlike if name not in TAKEN]:
+    if other := [name for name in unlike if name not in (*TAKEN, decoding.argument)]:
         return f"with `{other[0]}`"
     if ids.ndim != 2 or not ids.numel() or ids.device.type != "cpu" or not given.get("use_cache"):
         return "without token ids or a cache"
-    if not decoding.grow(given.get("past_key_values")):
+    if not decoding.grow(cache_in(given)):
         return f"with caches that are not of {decoding.layers} layers that grow"
     return "of a model with forward hooks" if hooked(model) else ""
 
@@ -47,7 +48,7 @@ class CrossBehind(GraphSteps):
     """
 
     def __init__(self, model: Any, ids: Tensor, given: dict[str, Any], config: Any) -> None:
-        self.both = given["past_key_values"]
+        self.both = cache_in(given)
         super().__init__(model, len(ids), self.both.self_attention_cache)
         self.given, self.moved = given, 0
         self.answer = model._prefill(ids, config, given)

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from twofour.compiler.cache_calls import UNSEEN, Call, RefusedError, fields_of, joined, pair_of
 from twofour.generation.caches import Buffers, Pair, cache_of, is_served, recording_cache
+from twofour.generation.names import argument_of, cache_in
 
 Known = tuple[Tensor, Tensor, list[Pair], list[Pair]]
 """What an encoder left and a cache holds: its answer (rows, length, width), which of it is seen, int64 (rows, length),
@@ -54,6 +55,7 @@ class CrossStep:
         self.model = model
         self.kind: Any = None
         self.count = 0
+        self.argument = argument_of(model)
         self.masked = getattr(model, "main_input_name", "input_ids") == "input_ids"
 
     def begin(self, given: Mapping[str, Any]) -> Known:
@@ -63,7 +65,7 @@ class CrossStep:
             RefusedError: The model answers without two caches of keys that grow.
         """
         answer = type(self.model).forward(self.model, **{**given, "use_cache": True})
-        cache = getattr(answer, "past_key_values", None)
+        cache = cache_in(answer)
         own: Any = getattr(cache, "self_attention_cache", None)
         other: Any = getattr(cache, "cross_attention_cache", None)
         layers = len(getattr(own, "layers", ()))
@@ -105,12 +107,12 @@ class CrossStep:
         hidden, _, past, cross = known
         hides = {} if seen is None else {"attention_mask": seen}
         given = {"decoder_input_ids": ids, "encoder_outputs": answer_of(hidden), "use_cache": True, **hides}
-        return type(self.model).forward(self.model, past_key_values=crossed(past, cross), **given)
+        return type(self.model).forward(self.model, **given, **{self.argument: crossed(past, cross)})
 
     def leaves(self, ids: Tensor, known: Known) -> list[Any]:
         """Return what the graph is to answer."""
         answer = self.layers(ids, known)
-        own = answer.past_key_values.self_attention_cache.layers
+        own = cache_in(answer).self_attention_cache.layers
         added = [tensor[:, :, -1:] for layer in own for tensor in pair_of(layer)]
         return [*tree_leaves(self.fields(answer)), *tree_leaves(joined(added))]
 
@@ -154,6 +156,6 @@ class CrossStep:
 
         own, layers = recording_cache(past, length)
         cache = EncoderDecoderCache(own, cache_of(cross))
-        given = {**given, "encoder_outputs": answer_of(hidden), "past_key_values": cache, "use_cache": True}
+        given = {**given, "encoder_outputs": answer_of(hidden), self.argument: cache, "use_cache": True}
         answer = type(self.model).forward(self.model, **given)
         return self.fields(answer), joined([tensor for layer in layers for tensor in layer.added])

@@ -12,6 +12,7 @@ from twofour.compiler.cross_calls import CrossStep, Known, crossed
 from twofour.compiler.decoder import Decoding, plain
 from twofour.compiler.whole_model import WholeModel
 from twofour.generation.caches import Buffers, asks_for_gradient, is_empty, is_served
+from twofour.generation.names import answer_with
 
 TAKEN = (
     "decoder_input_ids",
@@ -19,11 +20,10 @@ TAKEN = (
     "decoder_position_ids",
     "encoder_outputs",
     "attention_mask",
-    "past_key_values",
     "use_cache",
     "return_dict",
 )
-"""Arguments of a call that the graph serves; others must be None or False."""
+"""Arguments of a call that the graph serves, with the cache; others must be None or False."""
 
 
 class CrossDecoding(Decoding):
@@ -48,7 +48,7 @@ class CrossDecoding(Decoding):
         if not is_served(own, self.layers) or not is_served(other, self.layers):
             return self._say(f"with caches that are not of {self.layers} layers that grow")
         unlike = (name for name, value in given.items() if value is not None and value is not False)
-        if other_given := [name for name in unlike if name not in TAKEN]:
+        if other_given := [name for name in unlike if name not in (*TAKEN, self.argument)]:
             return self._say(f"with `{other_given[0]}`")
         if given.get("use_cache") is False or given.get("return_dict") is False:
             return self._say("that asks for an answer without a cache")
@@ -89,7 +89,7 @@ class CrossDecoding(Decoding):
         buffers.checked = kinds
         fields, added = self.step.outputs.value(self.step.program(*leaves))
         buffers.append(added, own)
-        return self.kind(**fields, past_key_values=cache, encoder_last_hidden_state=hidden)
+        return answer_with(self.kind, {**fields, "encoder_last_hidden_state": hidden}, cache)
 
     def leaves(
         self, ids: Tensor, length: Tensor, buffers: Buffers, seen: Tensor | None, hidden: Tensor, cache: Any

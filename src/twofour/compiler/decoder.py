@@ -16,12 +16,13 @@ from twofour.compiler.cache_calls import Call, are_positions, positions_at
 from twofour.compiler.whole_model import WholeModel, layers_alone, own_signature
 from twofour.errors import KernelError
 from twofour.generation.caches import Buffers, Pair, asks_for_gradient, cache_of, initialize, is_empty, is_served
+from twofour.generation.names import NAMES, answer_with, argument_of
 from twofour.generation.static_caches import Slots, fill, hidden_of, is_static, is_unfilled
 
 logger = logging.getLogger("twofour.compiler")
 
-TAKEN = ("input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache", "return_dict", "logits_to_keep")
-"""Arguments of a call that the graphs serve; others must be None or False."""
+TAKEN = ("input_ids", "attention_mask", "position_ids", "use_cache", "return_dict", "logits_to_keep")
+"""Arguments of a call that the graphs serve, with the cache; others must be None or False."""
 
 
 def plain(tensor: Tensor) -> Tensor:
@@ -46,6 +47,7 @@ class Decoding:
         prompt: The graph of a prompt, None where the layers are as fast.
         kept: `logits_to_keep` of the calls that it holds for.
         masked: Whether it is told which tokens are seen.
+        argument: The name of the cache among a call's arguments.
         number: Its own among those of this process, copies too: a cache may meet several.
     """
 
@@ -57,6 +59,7 @@ class Decoding:
         self.masked = False
         self._said: set[str] = set()
         self.number = next(_numbers)
+        self.argument = argument_of(model)
         self.__signature__ = own_signature(model)
 
     @property
@@ -66,7 +69,9 @@ class Decoding:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model's own forward returns."""
-        cache = kwargs.get("past_key_values")
+        if self.argument not in kwargs and NAMES[0] in kwargs:  # as transformers takes the older name
+            kwargs[self.argument] = kwargs.pop(NAMES[0])
+        cache = kwargs.get(self.argument)
         if cache is not None and not args and not layers_alone(self.model):
             try:
                 answer = self._served(cache, kwargs)
@@ -86,7 +91,7 @@ class Decoding:
         if not isinstance(ids, Tensor) or ids.ndim != 2 or not ids.numel():
             return self._say("without token ids")
         unlike = (name for name, value in given.items() if value is not None and value is not False)
-        if other := [name for name in unlike if name not in TAKEN]:
+        if other := [name for name in unlike if name not in (*TAKEN, self.argument)]:
             return self._say(f"with `{other[0]}`")
         if given.get("use_cache") is False or given.get("return_dict") is False:
             return self._say("that asks for an answer without a cache")
@@ -135,7 +140,7 @@ class Decoding:
         buffers.checked = kinds
         fields, added = self.step.outputs.value(self.step.program(*leaves))
         buffers.append(added, cache)
-        return self.kind(**fields, past_key_values=cache)
+        return answer_with(self.kind, fields, cache)
 
     def buffers_in(self, cache: Any) -> Buffers | Slots | None:
         """Return the memory of a cache's keys and values that this step's graph holds for; None: it is to be asked."""
@@ -166,11 +171,11 @@ class Decoding:
         if is_static(cache, self.layers):
             if not fill(cache, past):
                 return self._say("of a prompt that does not fit its cache")
-            return self.kind(**fields, past_key_values=cache)
+            return answer_with(self.kind, fields, cache)
         for layer, pair in zip(cache.layers, past, strict=True):
             initialize(layer, *pair)
         Buffers(past).hand(cache)
-        return self.kind(**fields, past_key_values=cache)
+        return answer_with(self.kind, fields, cache)
 
     def timed(self, ids: Tensor, past: Sequence[Pair]) -> Any:
         """Return the answer of one step behind `past`, in buffers that are kept from call to call."""
@@ -194,4 +199,5 @@ class Decoding:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.number = next(_numbers)
+        self.argument = argument_of(self.model)
         self.__signature__ = own_signature(self.model)

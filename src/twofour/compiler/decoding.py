@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 from typing import Any, TypeVar
 
 import torch
@@ -38,6 +37,7 @@ from twofour.compiler.whole_model import WholeModel
 from twofour.errors import cut
 from twofour.generation import LEFT, SERVED, Generation, left_out
 from twofour.generation.caches import ROOM
+from twofour.generation.names import argument_of
 from twofour.graph import JOIN_QKV, Executor, Program
 from twofour.graph.base import FailedRuleError, aten
 from twofour.graph.executor.recorder import tensors_in
@@ -51,12 +51,9 @@ AnyDecoding = TypeVar("AnyDecoding", bound=Decoding)
 LONGEST = 256
 """Tokens of a prompt that is made up."""
 
-TAKEN = ("input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache")
-TAKEN_CROSSED = ("decoder_input_ids", "decoder_attention_mask", "encoder_outputs", "past_key_values", "use_cache")
-"""What graphs of calls with a cache are given, of decoders and of encoder-decoders."""
-
-NEWER = "transformers %s is newer than what decoding knows; install transformers>=4.57,<5.24"
-"""Why decoding stays layer by layer with a version that calls the cache `cache`."""
+TAKEN = ("input_ids", "attention_mask", "position_ids", "use_cache")
+TAKEN_CROSSED = ("decoder_input_ids", "decoder_attention_mask", "encoder_outputs", "use_cache")
+"""What graphs of calls with a cache are given besides, of decoders and of encoder-decoders."""
 
 
 def _generates(model: Any) -> bool:
@@ -73,7 +70,11 @@ def _crosses(model: Any) -> bool:
 def _lacking(model: nn.Module) -> list[str]:
     """Return what a graph of a call is given and the model's forward does not take."""
     named = inspect.signature(type(model).forward).parameters
-    return [f"`{name}`" for name in (TAKEN_CROSSED if _crosses(model) else TAKEN) if name not in named]
+    return [
+        f"`{name}`"
+        for name in (*(TAKEN_CROSSED if _crosses(model) else TAKEN), argument_of(model))
+        if name not in named
+    ]
 
 
 def prompt_like(model: nn.Module, plan: Plan) -> Example | None:
@@ -134,8 +135,6 @@ def with_decoding(fast: nn.Module, plan: Plan, example: Example, terms: Terms) -
 def _require_graphs(model: Any) -> None:
     """Raise RefusedError where a model cannot be called as a graph of a call with a cache is."""
     if lacking := _lacking(model):
-        if "`past_key_values`" in lacking and "cache" in inspect.signature(type(model).forward).parameters:
-            raise RefusedError(NEWER % version("transformers"))
         raise RefusedError(f"its forward takes no {' and no '.join(lacking)}")
     if (how := getattr(model.config, "_attn_implementation", "sdpa")) != "sdpa":
         raise RefusedError(f'its attention is "{how}", which adds masks; load it with attn_implementation="sdpa"')

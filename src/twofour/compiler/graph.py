@@ -31,6 +31,7 @@ from twofour.compiler.terms import Terms
 from twofour.compiler.timed import held_by_model
 from twofour.compiler.whole_model import WholeModel, by_layers, hooked
 from twofour.errors import CompileError, cut
+from twofour.generation.names import NAMES
 from twofour.graph import EXACT, Executor, Program, outline, require_rules
 from twofour.graph.base import FailedRuleError
 from twofour.graph.stored import UnfitError, describe, fingerprint, settings
@@ -321,7 +322,7 @@ def _cache_in(fast: nn.Module, given: Mapping[str, Any], error: CompileError) ->
     asked = getattr(getattr(fast, "config", None), "use_cache", False) and given.get("use_cache") is not False
     if not asked or "Cache'>" not in str(error):
         return ""
-    names = ", ".join(f'"{name}": {name}' for name in given if name not in ("use_cache", "past_key_values"))
+    names = ", ".join(f'"{name}": {name}' for name in given if name not in ("use_cache", *NAMES))
     example = f'example={{{names}, "use_cache": False}}'
     return (
         "it answers with a cache, which no graph holds: the calls of `generate` get graphs of their own where that can "

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from twofour.generation.names import answer_with, cache_in
 from twofour.generation.processors import Processors
 
 logger = logging.getLogger("twofour.generation")
@@ -114,7 +115,7 @@ class Generation:
         why = self._other(args, kwargs)
         if not why:
             try:
-                loop = partial(self._loop, kwargs.get("streamer"), kwargs.get("past_key_values") is not None)
+                loop = partial(self._loop, kwargs.get("streamer"), cache_in(kwargs) is not None)
                 return whole(**kwargs | {"custom_generate": loop})
             except _OtherModeError as error:
                 why = str(error)
@@ -176,7 +177,7 @@ class Generation:
             steps.hand()
         if streamer is not None:
             streamer.end()
-        return kept.answer(torch.from_numpy(ids), given["past_key_values"], _crosses(model))
+        return kept.answer(torch.from_numpy(ids), cache_in(given), _crosses(model))
 
     def _say(self, why: str) -> None:
         if why not in self._said:
@@ -222,7 +223,7 @@ class _Kept:
         from transformers.generation import utils
 
         kind: Any = utils.GenerateEncoderDecoderOutput if crosses else utils.GenerateDecoderOnlyOutput
-        return kind(sequences=ids, scores=self.scores, logits=self.logits, past_key_values=cache)
+        return answer_with(kind, {"sequences": ids, "scores": self.scores, "logits": self.logits}, cache)
 
 
 class _Ends:
