@@ -95,7 +95,8 @@ class WindowConv(ConvKernel):
         y = torch.empty(shape, dtype=dtype, memory_format=torch.channels_last, device="cpu")
         if problem.activation == "relu6":  # rounding keeps the order, so that the bound is one of what was rounded
             y = self.run(x, weight, bias, replace(problem, epilogue=ConvEpilogue("relu")), other)
-            return y.clamp_(max=quantize_output(torch.tensor(6.0), replace(quantization, y_dtype=y.dtype)).item())
+            bound = torch.tensor(6.0, dtype=torch.float32, device="cpu")
+            return y.clamp_(max=quantize_output(bound, replace(quantization, y_dtype=y.dtype)).item())
         if other is not None and problem.activation not in ADDED_FIRST:
             sums = replace(problem, epilogue=PLAIN_EPILOGUE, quantization=replace(quantization, y_dtype=torch.float32))
             y = ACTIVATIONS[problem.activation](self.run(x, weight, bias, sums, other.float()))
