@@ -25,6 +25,7 @@ from twofour.compiler.graph_conv import kept_convs
 from twofour.compiler.graph_low_bits import axes_of, kept_low_bits
 from twofour.compiler.graph_report import GraphReport, by_operator
 from twofour.compiler.graph_rewrites import Rewrites, compiled_layers, rewrite_graph
+from twofour.compiler.left_out import let_out
 from twofour.compiler.plan import Plan, with_products
 from twofour.compiler.ragged import choose_ragged
 from twofour.compiler.terms import Terms
@@ -218,12 +219,13 @@ def _rewritten(
     runner.ragged, served = ragged.program, _sizes(guard, graph) + runner.agreement.said(error)
     times = {n: 1e3 * s for n, s in terms.cache.times(case, ENGINES, lambda: _engines(runner, leaves)).items()}
     engine, reason = _faster(times, served, terms.cache.origin([case]), asked=terms.native)
-    account = replace(account, engine=engine, reason=reason, engine_ms=times, calls=calls, ragged=ragged.said)
     if engine == "graph":
+        reason += let_out(runner, leaves)
         object.__setattr__(fast, "forward", runner)
         layers = (replace(layer, reason=layer.reason + found.handed.reason(layer.name)) for layer in plan.layers)
         plan = replace(plan, layers=with_products(tuple(layers), found.added))
-    return replace(plan, account=account)
+    said = {"engine": engine, "reason": reason, "engine_ms": times, "calls": calls, "ragged": ragged.said}
+    return replace(plan, account=replace(account, **said))
 
 
 def _in_int8(

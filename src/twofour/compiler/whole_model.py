@@ -91,6 +91,7 @@ class WholeModel:
         agreement: How far it may be from the layers.
         written: Name of the argument, a mapping, that the model writes its outputs into and answers with; or none.
         beside: Entries of that mapping that a call may have too, with these values, of tensors zeros (`features`).
+        complete: Returns a call with the inputs that it leaves out, or None (`left_out`); None where all are needed.
         ragged: The program that runs batches with padding on their real tokens; None where the graph has none.
     """
 
@@ -99,9 +100,10 @@ class WholeModel:
         self.agreement = Agreement(model, AGREEMENT[torch.float32])
         self.written: tuple[str, ...] = ()
         self.beside: dict[str, Any] = {}
+        self.complete: Callable[[Mapping[str, Any]], dict[str, Any] | None] | None = None
         self.ragged: RaggedProgram | None = None
         self._said: set[str] = set()
-        self._served: dict[Any, list[int]] = {}
+        self._served: dict[Any, list[Any]] = {}
         self._hooks = all_hooks(model)
         self._held: Held | None = Held(model, self._hooks)
         self._changed = ""
@@ -124,7 +126,7 @@ class WholeModel:
         order = self._served.get(like) if like is not None else None
         if order is not None and not (torch.is_grad_enabled() and any(value.requires_grad for value in values)):
             try:
-                return self.outputs.value(self.run([values[place] for place in order]))
+                return self.outputs.value(self.run([values[at] if type(at) is int else at for at in order]))
             except KernelError as error:
                 return self._refused(error, args, kwargs)
         given = bind(_signature(kind), self.model, args, kwargs)
@@ -146,7 +148,8 @@ class WholeModel:
         leaves = self.guard.leaves(given)
         if leaves is None and self.beside and isinstance(given.get(self.written[0]), Mapping):
             leaves = self.guard.leaves({**given, self.written[0]: self._without(given[self.written[0]])})
-        return leaves
+        whole = self.complete(given) if leaves is None and self.complete is not None else None
+        return leaves if whole is None else self.guard.leaves(whole)
 
     def _without(self, features: Mapping[str, Any]) -> dict[str, Any]:
         beside = self.beside
@@ -190,12 +193,16 @@ class WholeModel:
         return self._after_a_change(self._held, seen)
 
     def _remember(self, like: Any, values: Sequence[Any], leaves: Sequence[Any]) -> None:
-        """Note that the graph holds for calls that lie as this one, and in which order it takes their tensors."""
+        """Note that the graph holds for calls that lie as this one, and in which order it takes their tensors.
+
+        What was made for an input that they leave out follows from their sizes: it is kept itself.
+        """
         places = {id(value): place for place, value in enumerate(values)}
-        if len(places) == len(values) and all(id(leaf) in places for leaf in leaves):
+        made = len(leaves) - sum(id(leaf) in places for leaf in leaves)
+        if len(places) == len(values) and (not made or self.complete is not None):
             if len(self._served) >= SERVED:
                 self._served = {}
-            self._served[like] = [places[id(leaf)] for leaf in leaves]
+            self._served[like] = [places.get(id(leaf), leaf) for leaf in leaves]
 
     def answer(self, given: Mapping[str, Any], found: Any) -> Any:
         """Return what the graph found, in the mapping of the call's own where the model answers with that."""
