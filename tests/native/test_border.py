@@ -22,6 +22,7 @@ from twofour.kernels.dispatch import read_dispatch
 from twofour.kernels.nm_conv.cpu import native_conv_rows
 from twofour.kernels.nm_conv.layout import to_conv_layout
 from twofour.kernels.nm_matmul import native_rows
+from twofour.kernels.nm_matmul.layout import to_layout
 from twofour.kernels.problem import Problem
 from twofour.packing import HEADER_BYTES
 
@@ -114,6 +115,33 @@ def test_an_answer_without_a_place_for_each_number_is_refused() -> None:
         assert held.isfinite().all()
 
 
+def test_rows_are_taken_to_memory_of_their_own() -> None:
+    places = torch.tensor([1, 0])
+    with pytest.raises(KernelError, match="rows of their own memory"):
+        EXT.take_rows(torch.randn(3, 8), places, torch.empty(8).expand(2, 8), 1)
+
+
+def test_a_weight_of_whole_numbers_is_not_unpacked_without_room_for_its_scales() -> None:
+    for layout in ("int8_rows", "int8_tiles"):
+        row = next(row for row in native.rows("nm_matmul") if row.layout == layout)
+        packed = packing.pack(torch.zeros(32, 128), "2:4", dtype="int8")
+        buffer = to_layout(packed, row.layout)
+        with pytest.raises(KernelError, match="room for the scales"):
+            EXT.layout_unpack(buffer, packed.values.clone(), packed.indices.clone(), None, None)
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), -1.0, 2.0**101])
+def test_a_search_over_scores_without_finite_sums_is_refused(score: float) -> None:
+    memory = torch.zeros(16 * 16 + 16)
+    held = memory[-memory.data_ptr() // 4 % 16 :][:256].view(16, 16)
+    held[3, 5] = score
+    row, order = native.best("nm_stripes").index, torch.arange(16)
+    with pytest.raises(KernelError, match="scores from 0"):
+        EXT.nm_stripes_refine(row, held, order, 2, 4, 0, 1, 8, 0, lambda done, of: None)
+    with pytest.raises(KernelError, match="scores from 0"):
+        EXT.nm_stripes_assign(row, held, order, 2, 4, 0, 1, 2, 1, 1)
+
+
 def test_a_layout_that_cannot_be_written_anew_refuses_new_values() -> None:
     layouts = {row.layout: row for row in native_rows() if not EXT.layout_refills(row.layout)}
     assert layouts
@@ -157,6 +185,18 @@ def test_a_convolution_whose_workspace_no_number_holds_is_refused() -> None:
     sizes = [1, 0, 4, 1, 1, *axes[0], *axes[1]]
     with pytest.raises(ValueError, match="no such convolution"):
         EXT.conv_chain([native.convolutions()[row.name]], x, [moved], [None], [None], answer, [sizes], 1, 1)
+
+
+def test_a_convolution_whose_workspace_nobody_has_says_how_much_it_is() -> None:
+    x, answer = (torch.zeros(1, 4, 1, 1).to(memory_format=torch.channels_last) for _ in range(2))
+    moved, far = (
+        to_conv_layout(torch.zeros(4, 4, 3, 3), Geometry.of(torch.nn.Conv2d(4, 4, 3))),
+        [3, 1, 1 << 20, 1 << 20],
+    )
+    for row in native.rows("nm_conv"):
+        if EXT.cpu_has(row.isa):
+            with pytest.raises(MemoryError, match=r"no memory for the workspace of this call: \d{13,} bytes"):
+                EXT.nm_conv(row.index, x, moved, None, None, answer, 1, far, far, 0, 1)
 
 
 def test_a_chain_of_answers_that_no_memory_holds_is_refused() -> None:

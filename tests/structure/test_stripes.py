@@ -47,6 +47,12 @@ def test_a_window_of_three_stripes(golden: torch.Tensor) -> None:
     assert search(golden, "2:4", window=12, escapes=0).efficacy == pytest.approx(0.366, abs=6e-4)
 
 
+@pytest.mark.parametrize("pattern", ["2:4", "4:8-pairs"])
+def test_scores_near_the_largest_number_are_searched_like_small_ones(golden: torch.Tensor, pattern: str) -> None:
+    largest = golden.float() * 3e38
+    assert torch.equal(search(largest, pattern, escapes=3).order, search(largest / 2.0**40, pattern, escapes=3).order)
+
+
 def test_the_reference_has_the_golden_figure(golden: torch.Tensor) -> None:
     part = golden[:, :24].numpy()
     order = reference.refine(part, np.arange(24), 2, 4, 8)

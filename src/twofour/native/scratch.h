@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <mutex>
 #include <new>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -52,6 +54,25 @@ inline void free_aligned(void* data) {
 #endif
 }
 
+// Memory that a call wants and nobody has: Python gets a MemoryError that says how much. 0 bytes: more than a number holds.
+class NoWorkspace : public std::bad_alloc {
+ public:
+  explicit NoWorkspace(size_t bytes)
+      : said_("no memory for the workspace of this call: " +
+              (bytes == 0 ? "more bytes than a number holds" : std::to_string(bytes) + " bytes")) {}
+  const char* what() const noexcept override { return said_.c_str(); }
+
+ private:
+  std::string said_;
+};
+
+// `each` bytes for every one of `members`.
+inline size_t workspace_of(int64_t each, int64_t members) {
+  int64_t all;
+  if (each < 0 || __builtin_mul_overflow(each, members, &all)) throw NoWorkspace(0);
+  return static_cast<size_t>(all);
+}
+
 // A stack of free buffers. The most recently returned one is the warmest and is tried first.
 class Scratch {
  public:
@@ -71,6 +92,7 @@ class Scratch {
  private:
   std::pair<void*, size_t> take(size_t bytes) {
     if (bytes == 0) return {nullptr, 0};
+    if (bytes > static_cast<size_t>(PTRDIFF_MAX) - kHugePage) throw NoWorkspace(0);
     {
       std::lock_guard<std::mutex> lock(mutex_);
       for (size_t i = free_.size(); i-- > 0;)
@@ -87,7 +109,7 @@ class Scratch {
     const size_t page = bytes >= kHugePage ? kHugePage : size_t{4096};
     const size_t rounded = (bytes + page - 1) / page * page;
     void* data = allocate_aligned(page, rounded);
-    if (!data) throw std::bad_alloc();
+    if (!data) throw NoWorkspace(rounded);
     advise_huge_pages(data, rounded);
     return {data, rounded};
   }

@@ -85,6 +85,9 @@ def run(built: tuple[Call, Cursor]) -> str:
         answer = function(*arguments)
     except REFUSED:
         return f"{call.name} refused"
+    except MemoryError as error:  # of a kernel's workspace; what the allocator says of anything else is a finding
+        assert "no memory for the workspace of this call" in str(error), error
+        return f"{call.name} without memory"
     finally:
         for one in placed:
             one.require_guards()

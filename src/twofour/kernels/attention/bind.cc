@@ -78,11 +78,10 @@ void run_sequences(const AttentionKernel& kernel, const Attention& all, const in
   const int64_t group = all.heads / all.key_heads, items = count * all.key_heads;
   const int64_t answer = all.bytes ? 1 : all.units != nullptr ? 2 : width;
   const int64_t members = std::max<int64_t>(1, std::min<int64_t>(items, threads));
-  int64_t each = 0, bytes;
+  int64_t each = 0;
   for (int64_t i = 0; i < count; ++i)
     each = std::max(each, round_up(kernel.workspace_bytes(sequence_of(all, offsets[i], offsets[i + 1], width, answer)), 64));
-  if (__builtin_mul_overflow(each, members, &bytes)) throw std::bad_alloc();
-  const Scratch::Lease lease(scratch, static_cast<size_t>(bytes));
+  const Scratch::Lease lease(scratch, workspace_of(each, members));
   std::atomic<int64_t> next{0};
   parallel_for(members, 1, static_cast<int>(members), [&](int64_t begin, int64_t end) {
     for (int64_t member = begin; member < end; ++member)

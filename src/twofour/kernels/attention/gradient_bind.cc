@@ -37,9 +37,7 @@ void run(const AttentionGradientKernel& kernel, const AttentionGradient& args, i
   if (count == 0) return;
   const Unlocked unlocked;
   const int64_t each = round_up(kernel.workspace_bytes(args), 64);
-  int64_t all;
-  if (__builtin_mul_overflow(each, members, &all)) throw std::bad_alloc();
-  const Scratch::Lease lease(scratch, static_cast<size_t>(all));
+  const Scratch::Lease lease(scratch, workspace_of(each, members));
   std::atomic<int64_t> next{0};
   parallel_for(count, 1, threads, [&](int64_t begin, int64_t end) {
     kernel.run(args, begin, end, static_cast<char*>(lease.data()) + each * next.fetch_add(1));

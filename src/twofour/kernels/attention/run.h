@@ -34,9 +34,7 @@ inline void run_attention(const AttentionKernel& kernel, Attention args, int thr
   if (args.mask_kind == AttentionMask::keep && keeps_all(args)) args.mask_kind = AttentionMask::none;
   const int64_t count = args.batch * args.heads, members = std::max<int64_t>(1, std::min<int64_t>(count, threads));
   const int64_t each = round_up(kernel.workspace_bytes(args), 64);
-  int64_t all;
-  if (__builtin_mul_overflow(each, members, &all)) throw std::bad_alloc();
-  const Scratch::Lease lease(scratch, static_cast<size_t>(all));  // here: a thread of the team cannot say that there is no memory
+  const Scratch::Lease lease(scratch, workspace_of(each, members));  // here: a thread of the team cannot say that there is no memory
   std::atomic<int64_t> next{0};
   parallel_for(count, 1, threads, [&](int64_t begin, int64_t end) {
     kernel.run(args, begin, end, static_cast<char*>(lease.data()) + each * next.fetch_add(1));

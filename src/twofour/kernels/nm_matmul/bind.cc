@@ -151,6 +151,7 @@ void bind_layouts(nb::module_& m) {
     const PackedWeight from(border, packed, "packed weight");
     const Layout& kind = layout_of(from);
     const Parts parts(border, kind, from.shape(), {values, indices, scales, zeros});
+    border.require(Parts::value_type(kind) != Type::s8 || scales.given(), scales, "scales", "room for the scales of rows");
     const Unlocked unlocked;
     kind.unpack(from.shape(), from.bytes(), {parts.values.data, reinterpret_cast<uint8_t*>(parts.indices.data),
                                              const_cast<float*>(parts.scales.data()),

@@ -83,6 +83,7 @@ void bind_ragged(nb::module_& m) {
     const auto* const place = reinterpret_cast<const int64_t*>(order.data);
     border.require(target.type == source.type && target.width == source.width && target.rows == order.count(), to, "answer",
                    "a row of the input's type and width for each place");
+    border.require(target.rows <= 1 || target.stride >= target.width, to, "answer", "rows of their own memory");
     border.require(std::all_of(place, place + target.rows, [&](int64_t p) { return -1 <= p && p < source.rows; }), places,
                    "places", "rows of the input, or -1");
     const int64_t width = border.strided(from, "input", kNumbers).width;

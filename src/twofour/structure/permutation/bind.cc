@@ -25,12 +25,21 @@ void tell_python(void* told, int64_t done, int64_t of) {
   (*static_cast<nb::object*>(told))(done, of);
 }
 
-// What both searches look at: every position of `order` names a column that is there.
+// Scores whose sums are finite: of 64 vectors of a stripe in float32, of a block of stripes in float64.
+bool are_scores(const View& columns) {
+  constexpr float kMost = 0x1p100f;
+  const auto* score = reinterpret_cast<const float*>(columns.data);
+  return std::all_of(score, score + columns.count(), [](float value) { return value >= 0.0f && value <= kMost; });
+}
+
+// What both searches look at: every position of `order` names a column that is there. Of sums that are not finite no deal is
+// the best one, and the searches would look for it beyond their tables.
 StripeSearch search_of(const Border& border, const Operand& columns, const Operand& order, int n, int m) {
   if (n < 1 || n >= m || m > 64) throw std::invalid_argument("no such search");
   const View held = border.dense(columns, "columns", {Type::f32}), places = border.dense(order, "order", {Type::s64});
   border.require(held.ndim == 2 && held.shape[1] % kStripeLanes == 0 && reinterpret_cast<uintptr_t>(held.data) % 64 == 0,
                  columns, "columns", "(columns, rows) at a multiple of 64, rows padded to vectors");
+  border.require(are_scores(held), columns, "columns", "scores from 0 to 2^100");
   auto* positions = reinterpret_cast<int64_t*>(places.data);
   const int64_t count = places.count();
   bool inside = count > 0 && count % m == 0;

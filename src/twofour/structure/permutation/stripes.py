@@ -32,6 +32,7 @@ _PASS = 2e10  # choices of a part in one pass over the groups of stripes: some 3
 _REFINED_STRIPES = 64  # stripes whose groups are all looked at, where there are more than 128 of them
 _WORK = 1.8e11  # values compared by the rounds at most: some 20 s on one core with AVX-512
 _LANES = 16
+_MOST = 2.0**96  # a score that the search takes as it is: what it sums stays finite, pairs of columns too
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,13 +108,15 @@ def search(
         )
     require_groups(pattern, scores, "a matrix of scores")
     matrix = _matrix(scores, absolute)
+    unit = 2.0**32 if matrix.max() > _MOST else 1.0
+    sought = matrix / unit if unit > 1 else matrix
     if isinstance(pattern, PairedNM):
         found = _search(
-            matrix.unflatten(1, (-1, 2)).sum(2), pattern.n // 2, pattern.m // 2, escapes, seed, window, rounds, progress
+            sought.unflatten(1, (-1, 2)).sum(2), pattern.n // 2, pattern.m // 2, escapes, seed, window, rounds, progress
         )
         order = (found[:, None] * 2 + torch.arange(2, device="cpu")).ravel()
     elif isinstance(pattern, NM):
-        order = _search(matrix, pattern.n, pattern.m, escapes, seed, window, rounds, progress)
+        order = _search(sought, pattern.n, pattern.m, escapes, seed, window, rounds, progress)
     else:
         raise PatternError(
             "no order of channels is searched for this pattern",
@@ -121,7 +124,7 @@ def search(
             wanted="N:M or pair-wise N:M",
             remedy="keep the order as it is, or search for the N:M inside the pattern",
         )
-    before, after = kept(matrix, pattern), kept(matrix[:, order], pattern)
+    before, after = kept(sought, pattern) * unit, kept(sought[:, order], pattern) * unit
     if after <= before:
         order, after = torch.arange(matrix.shape[1], device="cpu"), before
     return Permutation(order, before, after, matrix.sum(dtype=torch.float64).item(), _bound(matrix, pattern))
