@@ -46,7 +46,7 @@ def test_odd_shapes_in_three_threads(row: NativeMatmul, count: int = 3) -> None:
         for out, columns in SHAPES:
             weight = sparse(out, columns)
             packed = pack(weight, "2:4")
-            for tokens in (1, 2, 7, 16, 17, 33, 65, 130):
+            for tokens in (1, 2, 7, 11, 16, 17, 33, 65, 130):
                 x = torch.randn(tokens, columns, generator=generator)
                 bias = torch.randn(out, generator=generator) if tokens % 2 else None
                 assert_product(matmul(x, packed, bias, kernel=row.name), x, weight, bias)

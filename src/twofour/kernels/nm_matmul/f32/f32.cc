@@ -1,7 +1,7 @@
 // The rows, once for every instruction set, and those that one of them has alone.
 #include "kernels/nm_matmul/nm_matmul.h"
 #include "native/simd.h"
-#if defined(TWOFOUR_SET_avx512)
+#if defined(TWOFOUR_SET_avx2)
 #include "few_panels.h"
 #endif
 #include "row_blocks.h"
@@ -21,14 +21,14 @@ void TWOFOUR_HERE(nm_matmul_2x4_f32_rows)(const Matmul& a) { row_blocks<Lanes, F
 #if defined(TWOFOUR_SET_avx2)
 int64_t TWOFOUR_WORKSPACE_HERE(nm_matmul_2x4_f32_rows_stream)(const Matmul& a) { return row_blocks_workspace<Lanes>(a); }
 void TWOFOUR_HERE(nm_matmul_2x4_f32_rows_stream)(const Matmul& a) { row_blocks<Lanes, FetchNone>(a); }
+int64_t TWOFOUR_WORKSPACE_HERE(nm_matmul_2x4_f32_panels_few)(const Matmul& a) { return FewPlan(a).bytes(a); }
+void TWOFOUR_HERE(nm_matmul_2x4_f32_panels_few)(const Matmul& a) { few_panels(a); }
 #endif
 #if defined(TWOFOUR_SET_avx512)
 int64_t TWOFOUR_WORKSPACE_HERE(nm_matmul_2x4_f32_rows_near)(const Matmul& a) { return row_blocks_workspace<Lanes>(a); }
 void TWOFOUR_HERE(nm_matmul_2x4_f32_rows_near)(const Matmul& a) { row_blocks<Lanes, FetchOnce>(a); }
 int64_t TWOFOUR_WORKSPACE_HERE(nm_matmul_2x4_f32_rows_spread)(const Matmul& a) { return row_spread_workspace<Lanes>(a); }
 void TWOFOUR_HERE(nm_matmul_2x4_f32_rows_spread)(const Matmul& a) { row_spread<Lanes>(a); }
-int64_t TWOFOUR_WORKSPACE_HERE(nm_matmul_2x4_f32_panels_few)(const Matmul& a) { return FewPlan(a).bytes(a); }
-void TWOFOUR_HERE(nm_matmul_2x4_f32_panels_few)(const Matmul& a) { few_panels(a); }
 #endif
 
 #define TWOFOUR_PANEL_ROW(name, Weights, ...)                                                                       \
