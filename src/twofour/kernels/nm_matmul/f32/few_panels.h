@@ -25,7 +25,8 @@ namespace {
 
 constexpr int64_t kFewPiece = 16;    // tokens that share a pass over the rows
 constexpr int64_t kFewPieces = 4;    // pieces that share the weights
-constexpr int64_t kFewAhead = 4096;  // bytes of weights fetched ahead into L1
+constexpr int64_t kFewNear = 2048;   // bytes of weights fetched ahead into L1
+constexpr int64_t kFewFar = 16384;   // and into L2: L1 alone has too few lines on their way for memory's latency
 constexpr int64_t kFewRows = 7;      // rows of a panel that a group adds
 constexpr int64_t kTileGroups = kPanelTile / 4;
 constexpr int kFewShift = 7;         // log2 of the bytes of the widest row of a panel
@@ -119,7 +120,7 @@ TWOFOUR_INLINE void add_few_rows(const FloatBlock& block, int64_t row, int64_t t
   uint64_t meta[R];
   std::memcpy(meta, block.meta(tile, row), sizeof(meta));
   const char* values = block.values(tile, row);
-  for (int64_t line = 0; line < R * FloatBlock::kRowBytes; line += 64) __builtin_prefetch(values + kFewAhead + line);
+  for (int64_t line = 0; line < R * FloatBlock::kRowBytes; line += 64) Lanes::prefetch(values + line, kFewNear, kFewFar);
   add_few<V, U, R, 0>(values, x, meta, places, acc);
   if constexpr (V::pairs == 4) add_few<V, U, R, 4>(values, x, meta, places, acc);
   if (!half) {
