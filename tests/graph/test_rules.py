@@ -1,6 +1,6 @@
 """Each rewrite on the smallest model it is for: how many places it changes, and that the answers stay."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.graph.small import Cached, Encoder, GatedBlock, PreNormBlock, RMSNorm
+from tests.turns import in_turn
 from twofour.capture import Graph, capture
 from twofour.graph import Product, Program, arrange, fuse, lower_activations, simplify
 from twofour.graph.base import aten
@@ -237,6 +238,48 @@ def test_heads_that_change_on_their_way_are_read_where_they_end(change: Callable
     graph, _ = captured(model, x)
     assert arrange(graph.module)["heads read in place"] == 0
     torch.testing.assert_close(Program(graph.module)(x)[0], model(x)[0], atol=1e-5, rtol=1e-5)
+
+
+HEADS: tuple[tuple[int, Callable[[Tensor], Sequence[Tensor]]], ...] = (
+    (1, lambda y: [part.transpose(1, 2) for part in y.view(*y.shape[:2], 3, -1, 8).unbind(dim=-3)]),  # ModernBERT
+    (1, lambda y: y.reshape(*y.shape[:2], 3, 2, 8).permute(2, 0, 3, 1, 4).unbind(0)),  # timm
+    (3, lambda y: [y.reshape(*y.shape[:2], 3, 2, 8).permute(2, 0, 3, 1, 4)[i] for i in (0, -2, 2)]),  # torchvision
+    (3, lambda y: [y.view(*y.shape[:2], 3, -1, 8)[:, :, i].transpose(1, 2) for i in range(3)]),  # einops
+)
+
+
+class Parts(nn.Module):
+    """Attention of heads that a model takes from one product in a way of its own."""
+
+    def __init__(self, heads: Callable[[Tensor], Sequence[Tensor]]) -> None:
+        super().__init__()
+        self.heads, self.weight = heads, nn.Parameter(torch.randn(16, 48))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x @ self.weight)
+        seen = functional.scaled_dot_product_attention(q, k, v)
+        return seen.transpose(1, 2).reshape(x.shape)
+
+
+@in_turn("count, heads", HEADS)
+def test_parts_of_a_view_are_columns_that_attention_reads_in_place(
+    count: int, heads: Callable[[Tensor], Sequence[Tensor]]
+) -> None:
+    model = Parts(heads)
+    graph, counts = captured(model, torch.randn(2, 7, 16))
+    assert counts["splits into views"] == count
+    assert arrange(graph.module)["heads read in place"] == 1
+    for shape in ((2, 7, 16), (3, 5, 16)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(Program(graph.module)(x)[0], model(x), atol=1e-5, rtol=1e-5)
+
+
+@in_turn("heads", [lambda y: y.view(*y.shape[:2], 2, 3, 8).unbind(3), lambda y: y.view(-1, 3, 2, 48).unbind(1)])
+def test_parts_that_are_no_columns_side_by_side_stay(heads: Callable[[Tensor], Sequence[Tensor]]) -> None:
+    model, x = Parts(heads), torch.randn(3, 4, 16)
+    graph, counts = captured(model, x)
+    assert counts["splits into views"] == 0
+    torch.testing.assert_close(Program(graph.module)(x)[0], model(x), atol=1e-5, rtol=1e-5)
 
 
 class Formula(nn.Module):
