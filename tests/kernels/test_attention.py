@@ -95,6 +95,38 @@ def test_one_hidden_key_is_hidden(isa: str, hidden: tuple[int, ...] | None) -> N
         check_low(q, k, v, mask)
 
 
+def bands(queries: int, keys: int) -> dict[str, torch.Tensor]:
+    """Return masks of bytes whose hidden keys stand side by side, as those of models do."""
+    row, key = torch.arange(queries)[:, None], torch.arange(keys)
+    shown = {
+        "window": (row * keys // queries - key).abs() <= 9,
+        "later half": (row < queries // 2) & (key < keys // 3) | (row >= queries // 2) & (key > keys // 2),
+        "padding behind": (key < keys - keys // 4).expand(1, keys),
+        "padding before": (key >= keys // 2).expand(1, keys),
+        "rows that see nothing": ((row // 13 % 2 == 0) & (key % 97 == 5)).expand(queries, keys),
+    }
+    return {name: mask[None, None] for name, mask in shown.items()}
+
+
+@in_turn("name", bands(1, 1))
+@in_turn("width", [32, 64])
+@in_turn("causal", [False, True])
+def test_keys_that_a_block_does_not_see_are_left_out(isa: str, name: str, width: int, causal: bool) -> None:
+    q, k, v = operands(1, 2, 1, 75, 301, width, width)
+    mask = bands(75, 301)[name]
+    check(q, k, v, mask, causal=causal)
+    check_low(q, k, v, mask, causal=causal)
+
+
+@in_turn("name", ["window", "padding behind"])
+def test_what_nobody_sees_is_not_read(isa: str, name: str) -> None:
+    q, k, v = operands(1, 1, 1, 30, 600, 32, 32)
+    mask = bands(30, 600)[name]
+    seen = attention(q, k, v, mask)
+    k[:, :, 560:], v[:, :, 560:] = torch.nan, torch.nan  # behind the last panel that a query of the first block sees
+    assert torch.equal(attention(q, k, v, mask)[:, :, :12], seen[:, :, :12])
+
+
 @in_turn("dtype", [torch.float32, torch.bfloat16])
 @in_turn("cached", [69, 20, 70])
 def test_one_query_reads_no_hidden_end_of_its_cache(isa: str, dtype: torch.dtype, cached: int) -> None:

@@ -6,6 +6,7 @@
 
 #include "answers.h"
 #include "dropout.h"
+#include "seen_keys.h"
 #include "softmax.h"
 
 namespace {
@@ -50,22 +51,22 @@ struct Blocks {
       const HeadAnswers<C> out(a, batch, head);
       for (int64_t row = 0; row < a.queries; row += kRows) {
         const int64_t rows = least(a.queries - row, kRows);
-        const int64_t seen = a.causal ? least(row + rows, a.keys) : a.keys;
+        const SeenKeys seen = seen_keys(a, batch, head, row, rows, kWide);
         pack_queries(a, plan, q, row, rows, queries);
         score(a, plan, queries, keys, seen, scores);
         float weights[kRows];
-        if (a.mask_kind == AttentionMask::none && !a.causal) {
+        if (seen.all) {
           for (int r = 0; r < kRows; r += kBeside)
-            softmax_beside<C, kBeside>(seen, plan.score_stride, a.unseen, scores + r * plan.score_stride, weights + r);
+            softmax_beside<C, kBeside>(seen.count(), plan.score_stride, a.unseen, scores + r * plan.score_stride, weights + r);
         } else {
           for (int r = 0; r < rows; ++r)
-            weights[r] = softmax<C>(a, batch, head, row + r, seen, scores + r * plan.score_stride);
+            weights[r] = softmax<C>(a, batch, head, row + r, seen.begin, seen.end, scores + r * plan.score_stride);
           for (int r = static_cast<int>(rows); r < kRows; ++r)  // so that unused rows hold numbers
-            std::memset(scores + r * plan.score_stride, 0, sizeof(float) * static_cast<size_t>(seen));
+            std::memset(scores + r * plan.score_stride, 0, sizeof(float) * static_cast<size_t>(seen.count()));
         }
         if (a.drop_below != 0)
           for (int r = 0; r < rows; ++r) {
-            drop<C>(a, batch, head, row + r, seen, 1.0f, scores + r * plan.score_stride);
+            drop<C>(a, batch, head, row + r, seen.end, 1.0f, scores + r * plan.score_stride);
             weights[r] *= a.kept_factor();
           }
         weigh(a, plan, scores, values, seen, weights, out, row, rows);
@@ -139,26 +140,27 @@ struct Blocks {
     }
   }
 
-  static void score(const Attention& a, const Plan& plan, const float* queries, const float* keys, int64_t seen,
+  static void score(const Attention& a, const Plan& plan, const float* queries, const float* keys, const SeenKeys& seen,
                     float* scores) {
     const reg scale = V::all(a.scale * kLog2E);
-    for (int64_t key = 0; key < seen; key += kWide) {
+    for (int64_t key = seen.begin; key < seen.end; key += kWide) {
       reg sums[kRows][kColumns];
       multiply(queries, plan.width, keys + key * plan.width, plan.width, sums);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
         for (int c = 0; c < kColumns; ++c)
-          V::store_unaligned(scores + r * plan.score_stride + key + c * V::width,
+          V::store_unaligned(scores + r * plan.score_stride + key - seen.begin + c * V::width,
                    C::scaled_queries ? sums[r][c] : sums[r][c] * scale);
     }
   }
 
-  static void weigh(const Attention& a, const Plan& plan, const float* scores, const float* values, int64_t seen,
+  static void weigh(const Attention& a, const Plan& plan, const float* scores, const float* values, const SeenKeys& seen,
                     const float* weights, const HeadAnswers<C>& out, int64_t first, int64_t rows) {
+    values += seen.begin / C::step * kWide;
     for (int64_t column = 0; column < a.value_width; column += kWide, values += plan.depth * kWide) {
       reg sums[kRows][kColumns];
-      multiply(scores, plan.score_stride, values, ceil_div(seen, C::step), sums);
+      multiply(scores, plan.score_stride, values, ceil_div(seen.count(), C::step), sums);
       const int64_t left = a.value_width - column;
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {

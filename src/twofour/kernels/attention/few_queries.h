@@ -55,7 +55,7 @@ struct FewQueries {
                                        float* scores) {
     const int64_t seen = a.causal && row + 1 < a.keys ? row + 1 : a.keys;
     score(a, q.at(row), k, v, seen, scores);
-    float weight = softmax<C>(a, batch, head, row, seen, scores);
+    float weight = softmax<C>(a, batch, head, row, 0, seen, scores);
     if (a.drop_below != 0) drop<C>(a, batch, head, row, seen, 1.0f, scores), weight *= a.kept_factor();
     weigh(a, scores, v, seen, weight, out, row);
   }

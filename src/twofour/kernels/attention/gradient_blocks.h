@@ -216,7 +216,7 @@ struct GradientBlocks {
       for (int r = 0; r < kRows; r += kBeside)
         softmax_beside<Floats, kBeside>(seen, stride, 0.0f, scores + r * stride, weights + r);
     } else {
-      for (int64_t r = 0; r < rows; ++r) weights[r] = softmax<Floats>(a, batch, head, row + r, seen, scores + r * stride);
+      for (int64_t r = 0; r < rows; ++r) weights[r] = softmax<Floats>(a, batch, head, row + r, 0, seen, scores + r * stride);
     }
     for (int64_t r = 0; r < kRows; ++r) {
       float *p = scores + r * stride, *d = slopes + r * stride;

@@ -45,14 +45,14 @@ float masked(const Attention& a, int64_t offset, int64_t seen, float* scores) {
   return V::largest(most);
 }
 
-// Turns one row of scores into 2^(score - largest) as cells of C, zeros where only other rows of the block see a key;
-// returns one over their sum, or `unseen` where no key is seen.
+// Turns one row of scores, those of keys [begin, end), into 2^(score - largest) as cells of C, zeros where only other rows of
+// the block see a key; returns one over their sum, or `unseen` where no key is seen.
 template <class C>
-float softmax(const Attention& a, int64_t batch, int64_t head, int64_t row, int64_t seen, float* scores) {
+float softmax(const Attention& a, int64_t batch, int64_t head, int64_t row, int64_t begin, int64_t end, float* scores) {
   using V = typename C::V;
   using reg = typename V::reg;
-  const int64_t own = a.causal ? least(row + 1, seen) : seen;
-  const float largest = masked<V>(a, a.mask_at(batch, head, row), own, scores);
+  const int64_t seen = end - begin, own = a.causal && row < end ? (row < begin ? 0 : row + 1 - begin) : seen;
+  const float largest = masked<V>(a, a.mask_at(batch, head, row) + begin, own, scores);
   const reg shift = V::all(largest == -__builtin_inff() ? 0.0f : largest);
   reg total = V::zero();
   int64_t j = 0;
