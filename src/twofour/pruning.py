@@ -134,7 +134,7 @@ def prune(
             solved = solving()
             attach(solved)
     model.__dict__[_OUTCOMES] = tuple(choice.outcome for choice in solved.choices)
-    _log_summary(assignment, solved)
+    _log.info("%s", solved.told(len(assignment.skipped)))
     return model
 
 
@@ -383,17 +383,4 @@ def _nothing_to_prune(assignment: Assignment) -> LayerError:
         or ["the model has no parameter with two or more axes"],
         wanted=f"at least one layer ({SUPPORTED}) that a rule matches and the pattern fits",
         remedy=remedy_for(skipped.reason for skipped in assignment.skipped),
-    )
-
-
-def _log_summary(assignment: Assignment, solved: Solved) -> None:
-    counts: dict[str, int] = {}
-    for choice in solved.choices:
-        counts[choice.pattern.name] = counts.get(choice.pattern.name, 0) + 1
-    values = sum(choice.keep.numel() for choice in solved.choices)
-    _log.info(
-        "pruned %s: %s values under a mask; %d parameters with two or more axes stay dense",
-        ", ".join(f"{count} weights to {name}" for name, count in counts.items()),
-        f"{values:,}",
-        len(assignment.skipped) + len(solved.refused),
     )

@@ -119,6 +119,41 @@ def test_as_many_samples_as_give_each_weight_rows(caplog: pytest.LogCaptureFixtu
     assert "calibrated on 256 samples" in caplog.text
 
 
+class Pooled(nn.Module):
+    """Tokens through wide layers, and one row of each sentence through a small one, as a pooler has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.first, self.second = nn.Embedding(50, 64), nn.Linear(64, 256), nn.Linear(256, 128)
+        self.pooler = nn.Linear(128, 16)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.pooler(self.second(self.first(self.table(tokens)).relu())[:, 0])
+
+
+def test_a_small_layer_of_one_row_a_sample_does_not_ask_for_data(caplog: pytest.LogCaptureFixture) -> None:
+    """It asks for 1,024 samples for itself; tokens of 128 show eight rows for each of 256 inputs and more."""
+    data = torch.randint(50, (150, 16), generator=torch.Generator().manual_seed(1))
+    assert calibration.enough(Pooled(), walk(Pooled()).weights, 128, Batch(data)) == 128
+    with caplog.at_level(logging.INFO, "twofour.pruning"):
+        model = twofour.prune(Pooled(), "2:4", data=data, reconstruct=False)
+    found = {outcome.name: outcome for outcome in outcomes(model)}
+    assert [name for name, outcome in found.items() if outcome.few] == ["pooler.weight"]
+    assert (
+        "few rows, 128 for 128 inputs: " in found["pooler.weight"].note and "held back" in found["pooler.weight"].note
+    )
+    assert "few rows" not in found["first.weight"].note + found["second.weight"].note
+    (line,) = [record.getMessage() for record in caplog.records if "values under a mask" in record.getMessage()]
+    assert line.endswith(
+        "; few data for `pooler.weight` of 3 weights: 128 rows for 128 inputs, 8 times as many are enough"
+    )
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "twofour.pruning"):
+        twofour.prune(Pooled(), "2:4", data=data[:20], criterion="wanda")
+    assert "few data for `pooler.weight` and 2 more of 3 weights: 20 rows for 128 inputs" in caplog.text
+
+
 @pytest.mark.long
 def test_a_resnet_with_its_real_weights_loses_less_by_default(data_dir: Path) -> None:
     images = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))

@@ -6,10 +6,11 @@ from twofour.calibration.gradients import gradients
 from twofour.calibration.held import Held, hold_back, judged
 from twofour.calibration.inputs import from_matrix, matrix
 from twofour.calibration.passes import calibrate
-from twofour.calibration.statistics import Need, Statistics
+from twofour.calibration.statistics import PER_INPUT, Need, Statistics
 from twofour.calls import call
 
 __all__ = [
+    "PER_INPUT",
     "Batch",
     "Held",
     "Need",

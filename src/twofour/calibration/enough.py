@@ -16,11 +16,13 @@ from twofour.calibration.batches import Batch, part, to_device
 from twofour.calibration.collector import Collector
 from twofour.calibration.inputs import unsupported
 from twofour.calibration.passes import calibrating, explained
+from twofour.calibration.statistics import PER_INPUT
 from twofour.calls import call
 from twofour.layers import PrunableWeight
 
-PER_INPUT = 8
-"""Rows wanted for each input of a weight: docs/criteria.md has what more and fewer of them brought."""
+SHARE = 0.95
+"""Of the values to prune, how many are in weights that get so many rows; the others are of layers that see few, as a
+pooler or a head that sees one row of a sentence, for whose sake all others would be given many times what they want."""
 
 MOST_ROWS = 1 << 17
 """Rows of the layer that sees most beyond which no more samples are asked for."""
@@ -31,7 +33,7 @@ LOOK = 8
 
 @torch.no_grad()
 def enough(model: nn.Module, weights: Sequence[PrunableWeight], least: int, first: Batch) -> int:
-    """Return how many samples give every weight that they reach `PER_INPUT` rows for each of its inputs.
+    """Return how many samples give `PER_INPUT` rows for each input to weights with `SHARE` of the values they reach.
 
     Args:
         model: It is run once, on the first samples.
@@ -50,11 +52,19 @@ def enough(model: nn.Module, weights: Sequence[PrunableWeight], least: int, firs
     collector.tokens = few.tokens
     with calibrating(model), collector.hooked(), explained():
         call(model, to_device(few.inputs, seen[0].parameter.device))
-    statistics = [(weight, collector.release(weight)) for weight in seen]
     reached = [
-        (found.squares.shape[-1], found.rows / few.samples) for _, found in statistics if found.squares is not None
+        (
+            math.ceil(PER_INPUT * found.squares.shape[-1] * few.samples / found.rows),
+            weight.parameter.numel(),
+            found.rows,
+        )
+        for weight, found in ((weight, collector.release(weight)) for weight in seen)
+        if found.squares is not None
     ]
-    if not reached:
-        return least
-    wanted = max(math.ceil(PER_INPUT * inputs / rows) for inputs, rows in reached)
-    return max(least, min(wanted, int(MOST_ROWS / max(rows for _, rows in reached))))
+    wanted, left = least, SHARE * sum(values for _, values, _ in reached)
+    for samples, values, _ in sorted(reached):
+        if left <= 0:
+            break
+        wanted, left = samples, left - values
+    most = max((rows for *_, rows in reached), default=1)
+    return max(least, min(wanted, MOST_ROWS * few.samples // most))

@@ -15,6 +15,12 @@ Need = Literal["sample", "norms", "hessian", "gradients", "training"]
 
 SAMPLED_ROWS = 512
 
+PER_INPUT = 8
+"""Rows wanted for each input of a weight: docs/criteria.md has what more and fewer of them brought."""
+
+JUDGE = 5
+"""One row in so many, the last of each call, is remembered beside a Hessian while it has fewer than that."""
+
 
 @dataclass(eq=False)
 class Statistics:
@@ -26,7 +32,8 @@ class Statistics:
         squares: float64 (groups, in): the sum of squares of each input.
         sums: float64 (groups, in): the sum of each input.
         hessian: (groups, in, in): X^T X, in float32, or float64 for a float64 weight.
-        sample: (groups, at most 512, in): evenly spaced rows, where there is no Hessian.
+        sample: (groups, at most 512, in): evenly spaced rows; beside a Hessian those that `parted` leaves out.
+        shrunk: By what share `moments` has correlations between inputs smaller than the rows show them.
         gradient: Root mean square of the loss's gradient, laid out as `matrix` does, for need "gradients".
         readers: Names of the weights that read these inputs, in the order of their first calls.
         memo: What criteria computed from these statistics and want to find again for another weight.
@@ -39,6 +46,7 @@ class Statistics:
     hessian: Tensor | None = None
     gradient: Tensor | None = None
     readers: tuple[str, ...] = ()
+    shrunk: float = 0.0
     memo: dict[Any, Any] = field(default_factory=dict)
     _kept: list[Tensor] = field(default_factory=list)
     _stride: int = 1
@@ -56,7 +64,7 @@ class Statistics:
 
     @property
     def sample(self) -> Tensor | None:
-        """(groups, rows, in): evenly spaced rows, or None."""
+        """(groups, rows, in): the rows that are remembered, or None."""
         return torch.cat(self._kept, dim=1) if self._kept else None
 
     @torch.no_grad()
@@ -72,6 +80,7 @@ class Statistics:
                 self.hessian = x.new_zeros(x.shape[0], x.shape[2], x.shape[2])
             for hessian, part in zip(self.hessian, x, strict=True):
                 hessian.addmm_(part.T, part)
+            self._remember(x)
         else:
             self._keep(x)
         self.rows += x.shape[1]
@@ -84,6 +93,34 @@ class Statistics:
         while sum(part.shape[1] for part in self._kept) > SAMPLED_ROWS:
             self._kept = [torch.cat(self._kept, dim=1)[:, ::2].clone()]
             self._stride *= 2
+
+    def _remember(self, x: Tensor) -> None:
+        # The last rows of a call are whole samples where it has several: rows of one sample are alike.
+        rows = self.rows + x.shape[1]
+        if rows >= PER_INPUT * x.shape[2]:
+            self._kept.clear()
+        elif count := min(rows // JUDGE, SAMPLED_ROWS) - sum(part.shape[1] for part in self._kept):
+            self._kept.append(x[:, -count:].clone())
+
+    def moments(self, group: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Return X^T X / rows of a group, a new tensor; beside its diagonal smaller by the share `shrunk`."""
+        assert self.hessian is not None
+        found = self.hessian[group].to(dtype or self.hessian.dtype, copy=True).div_(max(self.rows, 1))
+        if self.shrunk:
+            diagonal = found.diagonal().clone()
+            found.mul_(1 - self.shrunk).diagonal().copy_(diagonal)
+        return found
+
+    @torch.no_grad()
+    def parted(self) -> tuple[Statistics, Statistics] | None:
+        """Return the Hessian without the rows that are remembered, and these; None where no rows are, or too few."""
+        rows = self.sample
+        if self.hessian is None or rows is None or rows.shape[1] < JUDGE:
+            return None
+        hessian = self.hessian - rows.transpose(1, 2) @ rows
+        hessian.diagonal(dim1=1, dim2=2).clamp_min_(0)
+        used = Statistics("hessian", rows=self.rows - rows.shape[1], hessian=hessian)
+        return used, Statistics("sample", rows=rows.shape[1], _kept=[rows])
 
     def require_finite(self) -> None:
         """Refuse inputs that hold NaN or infinity.

@@ -19,7 +19,7 @@ from twofour.cli import source as sources
 from twofour.cli import streamed
 from twofour.cli.console import JsonFile, progress, remedies_of_options, say, warn, write
 from twofour.cli.options import Folder, Globs, Skip
-from twofour.criteria import AUTO, SAMPLES, resolve, wanted
+from twofour.criteria import AUTO, SAMPLES, few_data, resolve, wanted
 from twofour.errors import SourceError
 from twofour.export.huggingface import write_pruned
 from twofour.recipe import DENSE, Recipe
@@ -227,8 +227,8 @@ def _prune_model(
     with calls.without_cache(model):
         pruning.prune(model, **_what(recipe, unnamed), reconstruct=reconstruct, **options)
     write_pruned(model, target, source.path if source.kind == "folder" else None, recipe.criterion.name)
-    if (won := pruning.reconstruction_report(model)) is not None:
-        told.append(str(won))
+    won = pruning.reconstruction_report(model)
+    told += filter(None, (few_data(pruning.outcomes(model)), won and str(won)))
     changed = _permutation(pruning.permutation_report(model)) | ({"reconstruction": asdict(won)} if won else {})
     return checker.check(model), changed, told
 

@@ -6,14 +6,12 @@ from twofour.criteria.base import Criterion, Layerwise, Scored, Solution
 from twofour.criteria.importance import importance
 from twofour.criteria.learned import Learned
 from twofour.criteria.magnitude import Magnitude
+from twofour.criteria.outcome import Choice, Outcome, Solved, few_data
 from twofour.criteria.parse import AUTO, NAMES, default, parse, resolve
 from twofour.criteria.random import Random
 from twofour.criteria.solver import (
     NO_GRADIENT,
     SAMPLES,
-    Choice,
-    Outcome,
-    Solved,
     require_given,
     require_unsharded,
     solve,
@@ -45,6 +43,7 @@ __all__ = [
     "Taylor",
     "Wanda",
     "default",
+    "few_data",
     "importance",
     "parse",
     "require_given",

@@ -100,8 +100,7 @@ def _note(before: float, after: float) -> str:
 
 
 def _hessian(statistics: Statistics, group: int, live: Tensor, damping: float) -> Tensor:
-    assert statistics.hessian is not None
-    hessian = statistics.hessian[group] / max(statistics.rows, 1)
+    hessian = statistics.moments(group)
     diagonal = hessian.diagonal()
     diagonal[~live] = diagonal[live].mean() if live.any() else 1.0
     diagonal += damping

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,9 @@ from twofour.calibration import Batch, Statistics
 from twofour.calibration.gradients import Loss, require_function
 from twofour.criteria.base import Criterion, Layerwise, Solution
 from twofour.criteria.learned import Learned
+from twofour.criteria.outcome import Choice, Outcome, Solved
 from twofour.criteria.shares import over_model
+from twofour.criteria.trust import trusted
 from twofour.errors import DataError, LayerError, PatternError, RecipeError
 from twofour.layers import PrunableWeight, full_tensor, is_distributed
 from twofour.native import waiting
@@ -32,78 +34,6 @@ NO_GRADIENT = "the loss does not depend on it: no batch gives it a gradient to r
 """Why a criterion that follows a loss leaves a weight dense."""
 DEAD = "every input is zero in the calibration data"
 """Why a criterion that ranks by inputs comes down to the magnitude."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What pruning did to one weight.
-
-    Attributes:
-        name: Full parameter name.
-        pattern: The pattern's text.
-        criterion: The criterion's text.
-        error: ||X (W - W')^T|| / ||X W^T|| over the calibration inputs that reach the weight in the model pruned so
-            far; None without data, and where the inputs cannot be observed or all are zero: then `note` says why.
-        rows: How many rows X has: tokens, or positions of a convolution.
-        note: What the criterion has to say, or "".
-    """
-
-    name: str
-    pattern: str
-    criterion: str
-    error: float | None = None
-    rows: int = 0
-    note: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class Choice:
-    """The mask chosen for one weight, bool of the weight's own shape, True where a value is kept."""
-
-    weight: PrunableWeight
-    pattern: Pattern
-    keep: Tensor
-    outcome: Outcome
-
-
-@dataclass(eq=False)
-class Solved:
-    """All choices; weights that a criterion updates hold their new values already, `undo` brings the old ones back.
-
-    Attributes:
-        choices: One for each weight pruned.
-        refused: Weights that stay dense although asked for, by name, each with its reason.
-    """
-
-    choices: list[Choice] = field(default_factory=list)
-    refused: dict[str, str] = field(default_factory=dict)
-    _before: dict[nn.Parameter, Tensor] = field(default_factory=dict)
-
-    @property
-    def before(self) -> Mapping[nn.Parameter, Tensor]:
-        """What each parameter that has new values held before."""
-        return self._before
-
-    @torch.no_grad()
-    def undo(self) -> None:
-        """Give every parameter the values it had before."""
-        for parameter, values in self._before.items():
-            parameter.copy_(values)
-        self._before.clear()
-        torch.clear_autocast_cache()
-
-    @torch.no_grad()
-    def values(self) -> list[tuple[nn.Parameter, Tensor]]:
-        """Return copies of the new values that parameters hold now, for `write` to bring them back after an `undo`."""
-        return [(parameter, parameter.detach().clone()) for parameter in self._before]
-
-    @torch.no_grad()
-    def write(self, parameter: nn.Parameter, values: Tensor) -> None:
-        """Give a parameter new values of its own shape, and remember those that it had at first."""
-        if parameter not in self._before:
-            self._before[parameter] = parameter.detach().clone()
-        parameter.copy_(values)
-        torch.clear_autocast_cache()  # a caller's autocast would go on with what it casted of the old values
 
 
 def solve(
@@ -201,7 +131,9 @@ def solve_one(
         RecipeError: The criterion cannot be laid over it.
     """
     try:
-        return criterion.solve(values, pattern, statistics, weight.name)
+        said = "" if statistics is None else trusted(values, pattern, statistics, criterion, weight.name)
+        found = criterion.solve(values, pattern, statistics, weight.name)
+        return replace(found, note=f"{found.note}; {said}".removeprefix("; ")) if said else found
     except (PatternError, RecipeError) as error:
         parameter = full_tensor(weight.parameter.detach())
         # Said in the weight's own coordinates where it is the weight that cannot be ranked.
@@ -269,19 +201,19 @@ class _Run:
             ranked = "kept by magnitude" if self.criterion.need in ("norms", "hessian") else "its error is not known"
             _log.warning("`%s`: %s: %s", weight.name, DEAD, ranked)
             note = f"{solution.note}; {DEAD}: {ranked}".removeprefix("; ")
-            self._write(weight, replace(solution, note=note), new, None, statistics.rows)
+            self._write(weight, replace(solution, note=note), new, None, statistics)
             return
         error = statistics.error(values, new)
-        self._write(weight, solution, new, error, statistics.rows)
+        self._write(weight, solution, new, error, statistics)
         _log.info("`%s`: relative error of its output %.4f over %d rows", weight.name, error, statistics.rows)
 
     @torch.no_grad()
     def decide(self, weight: PrunableWeight, reason: str) -> None:
         """Prune a weight whose inputs are not known, by a criterion that does not ask for them."""
         values = calibration.matrix(weight, weight.parameter.detach())
-        solution = self._solution(weight, values, Statistics("gradients"))
+        solution = self._solution(weight, values, nothing := Statistics("gradients"))
         note = f"{solution.note}; {reason}".removeprefix("; ")
-        self._write(weight, replace(solution, note=note), values.masked_fill(~solution.keep, 0.0), None, 0)
+        self._write(weight, replace(solution, note=note), values.masked_fill(~solution.keep, 0.0), None, nothing)
         _log.info("`%s`: pruned, what its output loses is not known: %s", weight.name, reason)
 
     def _solution(self, weight: PrunableWeight, values: Tensor, statistics: Statistics) -> Solution:
@@ -323,9 +255,13 @@ class _Run:
             self.shared[name] = Solution(keep, new, note)
         _log.info("one choice of dense groups: %s", ", ".join(f"`{name}`" for name in names))
 
-    def _write(self, weight: PrunableWeight, solution: Solution, new: Tensor, error: float | None, rows: int) -> None:
-        pattern = self.patterns[weight.name]
-        outcome = Outcome(weight.name, pattern.name, self.criterion.name, error, rows, solution.note)
+    def _write(
+        self, weight: PrunableWeight, solution: Solution, new: Tensor, error: float | None, statistics: Statistics
+    ) -> None:
+        pattern, ranks = self.patterns[weight.name], self.criterion.need in ("norms", "hessian")
+        inputs = new.shape[-1] if ranks else 0
+        said = pattern.name, self.criterion.name, error, statistics.rows, solution.note, inputs
+        outcome = Outcome(weight.name, *said)
         keep = calibration.from_matrix(weight, solution.keep)
         self.solved.write(weight.parameter, calibration.from_matrix(weight, new))
         self.solved.choices.append(Choice(weight, pattern, keep, outcome))

@@ -151,9 +151,8 @@ def damped(statistics: Statistics, group: int, dampening: float) -> tuple[Tensor
     The rows are averaged, so that the damping does not depend on how many there are.
     """
     assert statistics.hessian is not None
-    hessian = statistics.hessian[group]
-    exact = hessian.shape[0] <= LARGEST_FLOAT64
-    hessian = hessian.to(torch.float64 if exact else hessian.dtype, copy=True).div_(max(statistics.rows, 1))
+    exact = statistics.hessian.shape[-1] <= LARGEST_FLOAT64
+    hessian = statistics.moments(group, torch.float64 if exact else None)
     diagonal = hessian.diagonal()
     live = diagonal > 0
     mean = diagonal[live].mean().item() if live.any() else 1.0
@@ -167,7 +166,7 @@ def factor(statistics: Statistics, group: int, dampening: float, name: str) -> F
     Raises:
         RecipeError: Even a damping of a million times the one asked for leaves the Hessian indefinite.
     """
-    key = ("factor", group, dampening)
+    key = ("factor", group, dampening, statistics.shrunk)
     if key in statistics.memo:
         return statistics.memo[key]
     assert statistics.hessian is not None

@@ -27,7 +27,7 @@ from twofour.calibration import Batch, Held, hold_back, part
 from twofour.calibration.gradients import trainable
 from twofour.calibration.held import EVERY
 from twofour.calibration.passes import calibrating
-from twofour.criteria.solver import Solved
+from twofour.criteria import Solved
 from twofour.errors import DataError, RecipeError, TwofourError, cut
 from twofour.layers import PrunableWeight
 from twofour.progress import Progress

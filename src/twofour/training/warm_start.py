@@ -245,6 +245,7 @@ def _pruned(model: nn.Module, plan: Plan, options: Mapping[str, Any], progress: 
         reads = criteria.resolve(options.get("criterion"), data).need is not None
         did = "calibrated" if reads or isinstance(options["pattern"], Recipe) else "what it loses measured"
         parts.append(f"{did} on the first {data.taken} batches of the loader")
+        parts += filter(None, [criteria.few_data(outcomes)])
     if (order := pruning.permutation_report(model)) is not None:
         parts.append("channels permuted" if order.kept else f"channels in their order{reason}")
     elif "permute" not in options:
