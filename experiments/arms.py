@@ -33,6 +33,8 @@ class Arm:
         permuted: Whether channels are permuted first.
         again: Whether the training is repeated.
         taught: Whether the trained control teaches meanwhile, as `twofour.finetune` has it; else it has `control=None`.
+        drawn: How many samples, drawn by the seed, calibrate: a number, or "default" for as many as `twofour.prune`
+            takes of them by itself; "" for all of the task's own.
     """
 
     pattern: str
@@ -40,13 +42,22 @@ class Arm:
     permuted: bool = False
     again: bool = False
     taught: bool = False
+    drawn: str = ""
 
     @property
     def name(self) -> str:
         """As the page calls it: "2:4 wanda, permuted"."""
         if self.pattern == DENSE:
             return "dense, trained again (the control)"
-        return f"{self.pattern} {self.criterion}{', permuted' * self.permuted}{', taught' * self.taught}"
+        return f"{self.pattern} {self.criterion}{', permuted' * self.permuted}{', taught' * self.taught}{self._amount}"
+
+    @property
+    def _amount(self) -> str:
+        return (
+            f", {self.drawn} samples"
+            if self.drawn.isdecimal()
+            else f", {self.drawn} number of samples" * bool(self.drawn)
+        )
 
     @property
     def key(self) -> str:
@@ -66,6 +77,8 @@ class Arm:
         if self.criterion in FOLLOW_LOSS:
             torch.manual_seed(seed)
             given |= {"data": list(itertools.islice(task.loader(seed), BATCHES)), "loss": task.loss}
+        elif self.drawn:
+            given = {"data": task.drawn(seed), "samples": int(self.drawn) if self.drawn.isdecimal() else None}
         elif self.criterion not in ("magnitude", "random"):
             given["data"] = task.calibration()
         if self.permuted:
@@ -119,7 +132,11 @@ AGAIN = (
 def one_shot(task: Task) -> tuple[Arm, ...]:
     """The rows of a task that are pruned alone."""
     further = (Arm(pattern, criterion) for pattern in task.patterns for criterion in ("magnitude", "admm"))
-    return (*ONE_SHOT, *further)
+    return (
+        *ONE_SHOT,
+        *further,
+        *(Arm("2:4", criterion, drawn=number) for number in task.draws for criterion in ("admm", AUTO)),
+    )
 
 
 def again(task: Task) -> tuple[Arm, ...]:

@@ -243,7 +243,8 @@ def _wanted(arms: Sequence[Arm], globs: Sequence[str], subject: Task, seed: int)
     for arm in arms:
         if not any(fnmatch.fnmatch(arm.name, glob) for glob in globs):
             continue
-        if not arm.again and seed and subject.pretrained and arm.criterion not in ("random", *FOLLOW_LOSS):
+        drawn = arm.drawn or arm.criterion in ("random", *FOLLOW_LOSS)
+        if not arm.again and seed and subject.pretrained and not drawn:
             continue
         if arm.criterion and not arm.whole and not built(arm.criterion):
             console.print(f"left out: {arm.name}: this version has no criterion {arm.criterion!r}")

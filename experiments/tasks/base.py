@@ -46,6 +46,7 @@ class Task(ABC):
         skip: Layers that stay dense, beside those that `eligibility` leaves out.
         eligibility: As in `twofour.prune`.
         patterns: What the task is pruned to beside the patterns of every task.
+        draws: How many samples, drawn by the seed, calibrate in rows that compare their numbers: see `Arm.drawn`.
         low_bits: Rows of its table of low bits, beside the float control.
         after: Epochs behind the cut of nets that lose channels while they train; `epochs` are those before.
         strengths: Of their gates, two.
@@ -63,6 +64,7 @@ class Task(ABC):
     skip: tuple[str, ...] = ()
     eligibility: str = "asp"
     patterns: tuple[str, ...] = ()
+    draws: tuple[str, ...] = ()
     low_bits: tuple[str, ...] = ("w1a1", "w1a2", "w2a2")
     after: int = 0
     strengths: tuple[float, float] = (2.8, 5.0)
@@ -99,6 +101,10 @@ class Task(ABC):
     @abstractmethod
     def calibration(self) -> list[Any]:
         """Inputs, from training data, on which criteria collect their statistics."""
+
+    def drawn(self, seed: int) -> list[Any]:
+        """Inputs, from training data, in an order that follows from the seed; only for tasks with `draws`."""
+        raise NotImplementedError(f"{self.name} has no draws")
 
     @abstractmethod
     def example(self) -> Any:

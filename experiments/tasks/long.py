@@ -35,7 +35,7 @@ class LongStsb(Stsb):
         "calibrate the criteria."
     )
     epochs = 4
-    patterns = ()
+    draws = patterns = ()
 
 
 class LongSst2(Sst2):

@@ -25,10 +25,11 @@ class Stsb(Task):
         "Spearman's rank correlation times 100 on the test split, cosine of mean-pooled embeddings. A repetition "
         "is one epoch on the 5,749 training pairs (AdamW 5e-5, batch 32, squared error of the cosine against score "
         "/ 5, one cycle); the control is the dense model fine-tuned the same. 512 training sentences "
-        "calibrate the criteria."
+        "calibrate the criteria; of rows that name another number each seed draws its own."
     )
     pretrained = True
     epochs = 1
+    draws = ("128", "512", "default")
     patterns = ("block:16x16@0.5", "block:16x16@0.8")
 
     @property
@@ -80,6 +81,12 @@ class Stsb(Task):
         """512 sentences of the training split: some 8,000 tokens."""
         sentences = [sentence for pair in self.train[0][::22] for sentence in pair][:512]
         return [encoded for _, encoded in sorted_batches(sentences, 16)]
+
+    def drawn(self, seed: int) -> list[Any]:
+        """All training sentences in an order drawn by the seed, in batches of 16."""
+        sentences = [sentence for pair in self.train[0] for sentence in pair]
+        order = torch.randperm(len(sentences), generator=torch.Generator().manual_seed(seed)).split(16)
+        return [encode([sentences[place] for place in part.tolist()]) for part in order]
 
     def example(self) -> Any:
         """Two sentences."""
