@@ -137,7 +137,6 @@ def test_callers_in_threads_do_not_meet(fast: Any) -> None:
     ("options", "why"),
     [
         ({"num_beams": 2}, "by beam search"),
-        ({"cache_implementation": "static"}, "with caches that are not of 2 layers that grow"),
         ({"use_cache": False}, "without token ids or a cache"),
         ({"output_hidden_states": True, "return_dict_in_generate": True}, "with `output_hidden_states`"),
     ],

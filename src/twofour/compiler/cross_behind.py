@@ -30,7 +30,7 @@ def refused_crossed(model: Any, ids: Tensor, given: dict[str, Any]) -> str:
     if ids.ndim != 2 or not ids.numel() or ids.device.type != "cpu" or not given.get("use_cache"):
         return "without token ids or a cache"
     if not decoding.grow(cache_in(given)):
-        return f"with caches that are not of {decoding.layers} layers that grow"
+        return f"with caches that are not of {decoding.layers} layers that grow, or are static"
     return "of a model with forward hooks" if hooked(model) else ""
 
 

@@ -13,6 +13,7 @@ from twofour.compiler.decoder import Decoding, plain
 from twofour.compiler.whole_model import WholeModel
 from twofour.generation.caches import Buffers, asks_for_gradient, is_empty, is_served
 from twofour.generation.names import answer_with
+from twofour.generation.static_caches import Slots, is_static
 
 TAKEN = (
     "decoder_input_ids",
@@ -45,8 +46,8 @@ class CrossDecoding(Decoding):
         updated = getattr(cache, "is_updated", {})
         if own is None or not all(updated.get(index) for index in range(self.layers)):
             return None  # the first call of each text
-        if not is_served(own, self.layers) or not is_served(other, self.layers):
-            return self._say(f"with caches that are not of {self.layers} layers that grow")
+        if not all(is_served(one, self.layers) or is_static(one, self.layers) for one in (own, other)):
+            return self._say(f"with caches that are not of {self.layers} layers that grow, or are static")
         unlike = (name for name, value in given.items() if value is not None and value is not False)
         if other_given := [name for name in unlike if name not in (*TAKEN, self.argument)]:
             return self._say(f"with `{other_given[0]}`")
@@ -67,18 +68,21 @@ class CrossDecoding(Decoding):
         """Return the answer to one token, whose keys and values the cache has then; else None."""
         mask, seen, at = (given.get(f"{name}") for name in ("decoder_attention_mask", "attention_mask", TAKEN[2]))
         own = cache.self_attention_cache
-        length = Buffers.length_of(own, len(ids))
+        kind = Slots if is_static(own, self.layers) else Buffers
+        length = kind.length_of(own, len(ids))
         if length is None:
-            return self._say("with a cache whose layers or sequences are not alike")
-        if mask is not None and not Buffers.takes(mask, length):
+            return self._say("with a cache that is full, or whose layers or sequences are not alike")
+        if mask is not None and not kind.takes(mask, length):
             return self._say("with a `decoder_attention_mask` of another length than the cache and the token")
+        if any(keys.shape[2] != hidden.shape[1] for keys in _encoded(cache)):
+            return self._say("with keys of another length than what the encoder answered")
         if at is not None and not bool((at == length).all()):
             return self._say("with positions that are not those behind the cache")
         if not self.masked and not self.overlooks and seen is not None:
             return self._say("with an attention mask of features")
         if self.masked and seen is not None and seen.shape != hidden.shape[:2]:
             return self._say("with an attention mask that is not (batch, tokens) of the encoder")
-        buffers = Buffers.of(own)
+        buffers = kind.of(own)
         buffers.see(mask)
         leaves = self.leaves(
             plain(ids), torch.tensor(length, dtype=torch.int64, device="cpu"), buffers, seen, hidden, cache
@@ -92,17 +96,18 @@ class CrossDecoding(Decoding):
         return answer_with(self.kind, {**fields, "encoder_last_hidden_state": hidden}, cache)
 
     def leaves(
-        self, ids: Tensor, length: Tensor, buffers: Buffers, seen: Tensor | None, hidden: Tensor, cache: Any
+        self, ids: Tensor, length: Tensor, buffers: Buffers | Slots, seen: Tensor | None, hidden: Tensor, cache: Any
     ) -> list[Tensor]:
         """Return what the graph is given, keys and values of both caches at last."""
         hides = [_whole_numbers(seen, hidden)] if self.masked else []
         return [ids, length, buffers.mask, *hides, hidden, *buffers.leaves, *_encoded(cache)]
 
     def grow(self, cache: Any) -> bool:
-        """Tell whether a cache is of two whose layers grow as the graph's do, or have none yet."""
-        return all(is_empty(one) or is_served(one, self.layers) for one in caches_of(cache))
+        """Tell whether a cache is of two whose layers the graph's steps write, or that have none yet."""
+        served = (is_served, is_static)
+        return all(is_empty(one) or any(kind(one, self.layers) for kind in served) for one in caches_of(cache))
 
-    def buffers_behind(self, cache: Any, hidden: Tensor) -> Buffers | None:
+    def buffers_behind(self, cache: Any, hidden: Tensor) -> Buffers | Slots | None:
         """Return the memory of a cache's keys and values that the graph holds for; None: it is to be asked."""
         own = cache.self_attention_cache
         found: Any = own.__dict__.get("_twofour_buffers")
