@@ -30,12 +30,11 @@ from twofour.compiler.graph import NATIVE, require_graph
 from twofour.compiler.inductor import fastest_engine
 from twofour.compiler.kept import keep_what_runs
 from twofour.compiler.low_bits import require_steps, run_low_bits
-from twofour.compiler.notes import own_widths, unmeasured, without_example
+from twofour.compiler.notes import mostly_convolved, own_widths, unmeasured, without_example
 from twofour.compiler.plan import Plan
 from twofour.compiler.ranges import observed
 from twofour.compiler.recurrent_kinds import is_recurrent
 from twofour.compiler.replaceable import (
-    CONVOLVED,
     LayerWeight,
     device_of,
     is_linear,
@@ -163,6 +162,7 @@ def compile(
             plan = _as_a_whole(fast, layers, ready, given, reference, terms, graph)
     _restore_buffers(fast, model)
     plan = ready.noted(plan).with_note(*heads(ready.model, fast, plan.layers), *own_widths(model, computing))
+    plan = plan.with_note(*mostly_convolved(plan.layers, computing))
     return with_plan(fast, concluded(plan, terms), terms.computing)
 
 
@@ -173,7 +173,7 @@ def _layer_by_layer(
     model, data, computing = ready.model, ready.data, terms.computing
     require_steps(model)
     counts, images, ran, reference = _observe(model, example)
-    images = images if computing.dtype in CONVOLVED and computing.device == "cpu" else {}
+    images = images if computing.device == "cpu" else {}
     weights = _ranged(model, dict(replaceable(model, computing, images)), data)
     recurrent = dict(recurrent_layers(model, computing, ran))
     left = left_alone(model, computing, {**weights, **recurrent})

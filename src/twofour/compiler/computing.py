@@ -234,3 +234,8 @@ def _or(patterns: Sequence[Pattern]) -> str:
 
 
 FLOAT32 = Computing()
+
+
+def convolved(computing: Computing) -> Computing:
+    """Return what convolutions compute in where Linears compute so: there are kernels in float32 and in int8."""
+    return computing if computing.dtype == "int8" else FLOAT32

@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 
 from twofour.compiler.choose import Choice
 from twofour.compiler.choose_conv import ConvCase, choose_conv, more_than_sums
+from twofour.compiler.computing import convolved
 from twofour.compiler.conv import CompiledConv
 from twofour.compiler.layer import PreparedWeights
 from twofour.compiler.plan import LayerPlan, described
@@ -92,7 +93,7 @@ def _chosen_anew(
     source = layer.prepared.source()
     weight = dense_of(source)
     weight = weight if weight.ndim == 4 else weight.unsqueeze(2)
-    more = {"residual": layer.residual, "dtype": terms.computing.dtype}
+    more = {"residual": layer.residual, "dtype": convolved(terms.computing).dtype}
     case = ConvCase(layer.name, weight, layer.bias, layer.problem, layer.images, pattern, **more)
     options = {"memory": terms.memory, "footprint": footprint, "cache": terms.cache, "native_alone": terms.native}
     choice, _ = choose_conv(case, **options, close=terms.rules == CLOSE)

@@ -10,7 +10,7 @@ from torch import nn
 
 from twofour import quantization
 from twofour.compiler.choose import DEFAULT_TOKENS, QUICK_TOKENS
-from twofour.compiler.computing import Computing
+from twofour.compiler.computing import Computing, convolved
 from twofour.compiler.plan import LayerPlan, Plan
 from twofour.compiler.replaceable import is_linear
 from twofour.measure.effort import Effort
@@ -42,6 +42,22 @@ def own_widths(model: nn.Module, computing: Computing) -> tuple[str, ...]:
     said = (
         f'dtype="{computing.dtype}" does not change the {len(low)} layers that were quantised: they run in their own '
         f"widths ({widths}); {rest}. For {computing.dtype} in all of them compile the float model"
+    )
+    logger.warning("%s", said)
+    return (said,)
+
+
+def mostly_convolved(layers: Sequence[LayerPlan], computing: Computing) -> tuple[str, ...]:
+    """Say in the log and for the plan where a computing type is that of few layers, by their measured dense times."""
+    kinds = [layer.kind.startswith("Conv") and "Hugging" not in layer.kind for layer in layers]
+    measured = [layer.dense_ms or 0.0 for layer in layers]
+    images = sum(ms for ms, image in zip(measured, kinds, strict=True) if image)
+    if convolved(computing) == computing or images <= sum(measured) / 2:
+        return ()
+    said = (
+        f'dtype="{computing.dtype}" is that of the Linear layers alone: there are no convolutions in it, so that the '
+        f"{sum(kinds)} convolutions, {images:.3f} of the layers' {sum(measured):.3f} ms, run in float32. Leave dtype "
+        'out for the same time without rounding, or pass dtype="int8", in which they are measured too'
     )
     logger.warning("%s", said)
     return (said,)

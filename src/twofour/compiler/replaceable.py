@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour import masks
-from twofour.compiler.computing import FLOAT32, Computing
+from twofour.compiler.computing import FLOAT32, Computing, convolved
 from twofour.compiler.plan import LayerPlan
 from twofour.compiler.recurrent_kinds import is_recurrent, recurrent_refusal
 from twofour.compiler.unpacked import exchanged
@@ -36,9 +36,6 @@ _SHOWN = ("weight", "in_proj_weight", "q_proj_weight", "weight_ih_l0", "weight_i
 """Names of the weight whose shape the plan shows, of the layers of a kind that a pattern can be laid over."""
 
 NO_IMAGES = "no example: the size of its images is not known"
-
-CONVOLVED = ("float32", "int8")
-"""Computing types of convolutions; in int8 those that float32 serves faster stay in it."""
 
 IN_FLOATS = "it computes in floats that hold its whole numbers"
 
@@ -190,7 +187,8 @@ def layer_weight(
     """
     kind, axis = ("Conv1D (Hugging Face)", 0) if is_hugging_face_conv1d(module) else ("Linear", 1)
     geometry = Geometry.of(module) if is_convolution(module) else None
-    kind = kind if geometry is None else type(module).__name__
+    if geometry is not None:
+        kind, computing = type(module).__name__, convolved(computing)
     stored = torch.float32 if isinstance(weight, Packed) else weight.dtype
     held = exchanged(weight if isinstance(weight, Packed) else weight.detach(), axis)
     rows, *taps = shape_of(held)
@@ -233,9 +231,7 @@ def refusal(module: nn.Module, inside_attention: bool, computing: Computing = FL
     weight, read = module.weight, FLOAT32 if image else computing
     if not read.takes(weight) or type(weight) is not nn.Parameter or not weight.numel():
         return _unread(weight, read.dtype)
-    if image and computing.dtype not in CONVOLVED:
-        return f"convolutions run in {' and '.join(CONVOLVED)}, not in {computing.dtype}"
-    return None
+    return "convolutions have kernels on CPUs alone" if image and computing.device != "cpu" else None
 
 
 def _unread(weight: Tensor, dtype: str) -> str:
