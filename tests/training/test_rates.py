@@ -171,11 +171,19 @@ def test_where_trials_would_show_little_the_rate_is_the_careful_one():
     assert result.sparse.kept is None and "learning rate" not in "".join(result.notes)
 
 
-def test_a_trial_that_is_stopped_leaves_the_model_as_it_was():
-    model, loss = pruned(), stopping(30)
-    with pytest.raises(KeyboardInterrupt):
-        finetune(model, noisy_loader(), **{**LOADER, "loss": loss})
-    assert same_state(model, pruned()) and masks.of(model)
+def test_a_trial_that_is_stopped_leaves_the_model_as_it_was_and_says_so():
+    words = "The trials of the learning rate ended early; the model has the state that they began with."
+    for step in (2, 30):  # in the first trial and in the second
+        model = pruned()
+        with pytest.raises(KeyboardInterrupt) as caught:
+            finetune(model, noisy_loader(), **{**LOADER, "loss": stopping(step)})
+        assert same_state(model, pruned()) and masks.of(model)
+        assert caught.value.__notes__ == [words], "a model that came pruned is as it came"
+    model, own = trained(), {"reconstruct": False, "permute": False, "criterion": "magnitude"}
+    with pytest.raises(KeyboardInterrupt) as caught:
+        finetune(model, noisy_loader(), **{**LOADER, "loss": stopping(30)}, prune=own)
+    assert masks.of(model) and caught.value.__notes__[0] == words
+    assert "pruned and not trained yet; hand the dense model over again" in caught.value.__notes__[1]
 
 
 def test_a_run_that_began_by_another_default_is_told_what_to_pass(tmp_path):

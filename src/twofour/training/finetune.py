@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -175,8 +176,23 @@ def _ready(
     checkpoints.require_teacher(folder, begun, beside.plan.taught)
     notes = [*beside.notes, *warm_start.cost(model, beside, wish)]
     notes += [] if start is None else [start.prune(progress, beside.plan.taught)]
-    found, told = rates.found(model, plan, beside.plan, folder, progress=progress)
+    with _noting_pruned(folder, pruned=start is not None):
+        found, told = rates.found(model, plan, beside.plan, folder, progress=progress)
     return dataclasses.replace(beside, plan=found), [*notes, *told]
+
+
+@contextmanager
+def _noting_pruned(folder: Path | None, *, own: bool = False, pruned: bool) -> Iterator[None]:
+    """Say of what ends a run before the model's own training where the model stands, and its `own` control."""
+    try:
+        yield
+    except BaseException as error:
+        if own:
+            error.add_note("The control is finetune's own copy of the dense model, which is not handed back.")
+        if pruned:
+            goes_on = ", and the run goes on" if folder else " (with checkpoint= the run goes on)"
+            error.add_note(f"The model is pruned and not trained yet; hand the dense model over again{goes_on}.")
+        raise
 
 
 def _runs(
@@ -186,16 +202,8 @@ def _runs(
     control_run, told = None, []
     if (control := beside.control) is not None:
         alone = dataclasses.replace(plan, scheme=None, optimizer=beside.plan.optimizer)
-        try:
-            with controls.watched(model) as told:
-                control_run = loop.run(control, alone, "control", folder and folder / "control.pt", display)
-        except BaseException as error:
-            if beside.own:
-                error.add_note("The control is finetune's own copy of the dense model, which is not handed back.")
-            if pruned:
-                goes_on = ", and the run goes on" if folder else " (with checkpoint= the run goes on)"
-                error.add_note(f"The model is pruned and not trained yet; hand the dense model over again{goes_on}.")
-            raise
+        with _noting_pruned(folder, own=beside.own, pruned=pruned), controls.watched(model) as told:
+            control_run = loop.run(control, alone, "control", folder and folder / "control.pt", display)
         control.zero_grad(set_to_none=True)  # it has no more need of them
     return loop.run(model, beside.plan, "sparse", folder and folder / "sparse.pt", display), control_run, told
 

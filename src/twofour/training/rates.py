@@ -15,6 +15,7 @@ import logging
 import math
 import statistics
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,8 @@ def found(model: nn.Module, plan: Plan, taught: Plan, folder: Path | None, *, pr
         "the learning rate is looked for: %d trials of %d steps at most, from this state; optimizer= saves them",
         *(len(TIMES), steps),
     )
-    with calls.keeping_modes(model), randomness.undisturbed(plan.loader), Progress(progress) as display:
+    undisturbed = randomness.undisturbed(plan.loader)
+    with _noting_the_end(), calls.keeping_modes(model), undisturbed, Progress(progress) as display:
         before = Trial(0.0, tuple(judge.held_losses(model, plan.loss, held)))
         display.begin("learning rate, steps of trials", len(TIMES) * steps)
         trials = list(_trials(model, plan, taught, (held, skip, steps), display))
@@ -106,6 +108,16 @@ def found(model: nn.Module, plan: Plan, taught: Plan, folder: Path | None, *, pr
         found, note = _chosen(careful.rate, trials, before, held, steps)
     log.info("%s", note)
     return dataclasses.replace(taught, optimizer=found), [note]
+
+
+@contextmanager
+def _noting_the_end() -> Iterator[None]:
+    """Say of what ends the trials early where the model stands: each of them puts its state back."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note("The trials of the learning rate ended early; the model has the state that they began with.")
+        raise
 
 
 def _chosen(careful: float, trials: list[Trial], before: Trial, held: Held, steps: int) -> tuple[Adamw, str]:
