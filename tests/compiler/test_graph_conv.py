@@ -82,6 +82,16 @@ def convolutions(fast: nn.Module) -> list[ConvLayer]:
     return [module for module in inner if isinstance(module, ConvLayer)]
 
 
+def test_a_contiguous_image_is_read_as_it_comes() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 32, 3, 2, padding=1), nn.ReLU6(), nn.Conv2d(32, 16, 1), nn.Flatten()).eval()
+    x = torch.randn(1, 3, 32, 32)
+    fast = quick(model, x, graph="native")
+    assert "contiguous" not in dict(fast.plan.account.calls.through)
+    for given in (x, x.to(memory_format=torch.channels_last), torch.randn(1, 32, 32, 3).permute(0, 3, 1, 2)[:, :, ::2]):
+        torch.testing.assert_close(fast(given), model(given), atol=1e-4, rtol=1e-4)
+
+
 def test_small_memory_keeps_no_folded_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_graph, "_engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, 0.0))
     torch.manual_seed(0)

@@ -12,7 +12,7 @@ from tests.conftest import assert_undisturbed, threads
 from tests.kernels.test_table import Guarded
 from twofour import native
 from twofour.errors import KernelError
-from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry, Images
+from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry, Images, channels_last
 from twofour.kernels.conv_chain import ConvChain, Link
 from twofour.kernels.table import convolutions
 from twofour.packing import pack
@@ -91,6 +91,22 @@ def bottleneck(isa: str) -> ConvChain:
     down, middle = Geometry(20, 8, (1, 1)), Geometry(8, 8, (3, 3), (2, 2), (1, 1), (1, 1))
     geometries = down, middle, Geometry(8, 20, (1, 1))
     return ConvChain(tuple(link(dense, geometry, "relu") for geometry in geometries))
+
+
+@pytest.mark.parametrize("isa", SETS)
+def test_the_first_of_a_chain_reads_a_contiguous_image(isa: str) -> None:
+    dense = next(row for row in rows_of(isa) if "direct" in row.layout)
+    first, second = Geometry(3, 8, (3, 3), (2, 2), (1, 1), (1, 1)), Geometry(8, 20, (1, 1))
+    chain = ConvChain((link(dense, first, "relu6"), link(dense, second)))
+    x = draw(2, 3, 23, 30)
+    for strip in (1, 3, 99):
+        y = chain.run(x, (), strip)
+        assert_right(y, chain, x, [None, None])
+        assert torch.equal(y, chain.run(channels_last(x), (), strip))
+    one, y = link(dense, Geometry(20, 8, (1, 1))), channels_last(torch.empty(1, 8, 4, 4))
+    operands = draw(1, 20, 4, 4), [one.weight.tensor], [None], [None], y, [chain._numbers(one, (1, 4, 4))]
+    with pytest.raises(KernelError, match="channels_last"):  # 20 channels may not stand apart
+        native.extension().conv_chain([dense.native_convolution], *operands, 4, 1)
 
 
 @pytest.mark.parametrize("isa", SETS)

@@ -12,7 +12,7 @@ from tests.kernels.test_table import Guarded
 from tests.turns import in_turn
 from twofour import native
 from twofour.errors import KernelError
-from twofour.kernels.conv import ACTIVATIONS, ConvProblem, Geometry
+from twofour.kernels.conv import ACTIVATIONS, ConvProblem, Geometry, channels_last
 from twofour.kernels.dense_conv import direct_rows
 from twofour.kernels.dense_conv.direct_rows import DirectConv
 
@@ -48,11 +48,36 @@ def test_any_geometry(row: DirectConv, data: st.DataObject) -> None:
 
 
 @each_row(ROWS)
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_images_of_few_channels_are_read_as_they_come(row: DirectConv, data: st.DataObject) -> None:
+    def pair(least: int, most: int) -> tuple[int, int]:
+        return data.draw(st.integers(least, most)), data.draw(st.integers(least, most))
+
+    kernel = pair(1, 7)
+    sizes = data.draw(st.integers(1, 15)), data.draw(st.integers(1, 70)), kernel
+    geometry = Geometry(*sizes, pair(1, 5), pair(0, 8), pair(0, 8))
+    height, width = (data.draw(st.integers(k, k + 40)) for k in kernel)
+    images, seed = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 2**31))
+    x, weight = draw(images, geometry.in_channels, height, width, seed=seed), weight_of(geometry, seed)
+    prepared, problem = row.prepare(weight, geometry), ConvProblem.of(geometry, "relu6")
+    other = draw(images, geometry.out_channels, *geometry.output(height, width), seed=seed)
+    assert row.image(x, geometry) is x
+    with threads(data.draw(st.integers(1, 3))):
+        assert_convolution(row.run(x, prepared, None, ConvProblem.of(geometry)), x, weight, None, geometry)
+        y = row.run(x, prepared, None, problem, other)
+        if kernel[1] > 1:  # else channels that stand together are one run
+            assert torch.equal(y, row.run(channels_last(x), prepared, None, problem, other))
+
+
+@each_row(ROWS)
 def test_geometries_that_choose_another_path(row: DirectConv) -> None:
     for geometry, (images, height, width) in (
-        (Geometry(3, 33, (7, 7), (2, 2), (3, 3), (3, 3)), (2, 19, 21)),  # taps of a row joined
-        (Geometry(1, 5, (3, 5), (1, 2), (0, 9), (4, 7)), (1, 9, 3)),  # joined, zeros wider than the image
-        (Geometry(8, 4, (1, 3), (1, 128)), (1, 2, 300)),  # joined, where single taps would be copied
+        (Geometry(3, 33, (7, 7), (2, 2), (3, 3), (3, 3)), (2, 19, 21)),  # by lines
+        (Geometry(1, 5, (3, 5), (1, 2), (0, 9), (4, 7)), (1, 9, 3)),  # by lines, zeros wider than the image
+        (Geometry(8, 4, (1, 3), (1, 128)), (1, 2, 300)),  # by lines, where single taps would be copied
+        (Geometry(3, 4, (2, 3), (3, 1), (0, 0), (9, 0)), (1, 2, 40)),  # by lines, rows that read nothing
+        (Geometry(3, 4, (3, 3), (1, 1), (2, 2), (2, 2), (2, 2)), (1, 9, 9)),  # few channels, taps apart
         (Geometry(1024, 3, (1, 1)), (2, 4, 5)),  # copied: pixels would share a set of the cache
         (Geometry(512, 4, (3, 3), (2, 2), (1, 1), (1, 1)), (2, 7, 6)),  # copied, several taps
         (Geometry(512, 4, (1, 1), (2, 2), (1, 0), (1, 1)), (1, 6, 7)),  # copied, pixels that nothing meets are not
@@ -92,13 +117,17 @@ def test_nothing_is_written_around_the_answer_and_nothing_read_around_the_image(
         geometry = Geometry(channels, outputs, (3, 3), (1, 1), (1, 1), (1, 1))
         wide = torch.full((2 * height * width * channels + 64,), float("nan"))
         x = draw(2, channels, height, width).to(memory_format=torch.channels_last)
-        held = wide[32:-32].view(2, height, width, channels).permute(0, 3, 1, 2).copy_(x)
+        room = wide[32:-32]
+        orders = [room.view(2, height, width, channels).permute(0, 3, 1, 2)]
+        orders += [room.view(x.shape)] if row.takes_planes(geometry) else []
         weight, out = weight_of(geometry), Guarded((2, height, width, outputs), torch.float32)
         y, prepared, axis = out.view.permute(0, 3, 1, 2), row.prepare(weight, geometry), (3, 1, 1, 1)
-        for count in (1, 3):
-            out.view.fill_(float("nan"))
-            native.extension().dense_conv(row.index, held, prepared.tensor, None, None, y, 1, axis, axis, 0, count)
-            assert_convolution(out.checked().permute(0, 3, 1, 2), x, weight, None, geometry)
+        for held in orders:
+            held.copy_(x)
+            for count in (1, 3):
+                out.view.fill_(float("nan"))
+                native.extension().dense_conv(row.index, held, prepared.tensor, None, None, y, 1, axis, axis, 0, count)
+                assert_convolution(out.checked().permute(0, 3, 1, 2), x, weight, None, geometry)
 
 
 @each_row(ROWS)
@@ -146,6 +175,8 @@ def test_what_does_not_fit_is_refused(row: DirectConv) -> None:
     assert "65" in (row.refuses(Geometry(8, 8, (1, 65))) or "")
     y, axis = torch.empty(1, 45, 9, 9).contiguous(memory_format=torch.channels_last), (3, 1, 1, 1)
     image = x.contiguous(memory_format=torch.channels_last)
+    with pytest.raises(KernelError, match="channels_last"):  # 37 channels, one plane behind the other
+        native.extension().dense_conv(row.index, x, prepared.tensor, None, None, y, 1, axis, axis, 0, 1)
     for groups, code in ((2, 0), (0, 0), (1, 6), (1, -1)):
         with pytest.raises(ValueError, match="no such"):
             native.extension().dense_conv(row.index, image, prepared.tensor, None, None, y, groups, axis, axis, code, 1)

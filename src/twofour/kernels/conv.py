@@ -200,6 +200,14 @@ class ConvKernel(Row):
         """Return why this kernel cannot run a convolution of this geometry, or None when it can."""
         return self.unavailable()
 
+    def takes_planes(self, geometry: Geometry) -> bool:
+        """Whether it reads a contiguous image, its channels apart, as well as one in torch.channels_last."""
+        return False
+
+    def image(self, x: Tensor, geometry: Geometry) -> Tensor:
+        """Return an image as it reads it: itself, or a copy in torch.channels_last."""
+        return x if self.takes_planes(geometry) and x.is_contiguous() else channels_last(x)
+
     @property
     def native_convolution(self) -> int | None:
         """Its place among the convolutions that a chain runs inside; None where torch runs it."""

@@ -9,16 +9,25 @@
 
 namespace twofour {
 
-// (images, channels, height, width), channels densest and no gaps; float32, or one of `types`.
-inline View pixels(const Border& border, const Operand& operand, const char* role, Types types = {Type::f32}) {
-  const View view = border.strided(operand, role, types);
-  border.require(view.ndim == 4, operand, role, types.text() + " (images, channels, height, width) on cpu");
+// Whether the axes of a tensor stand without gaps, those named first densest.
+inline bool stands(const View& view, std::array<int, 4> axes) {
   int64_t step = 1;
-  for (const int i : {1, 3, 2, 0}) {
-    border.require(view.shape[i] == 1 || view.strides[i] == step || view.count() == 0, operand, role,
-                   "a tensor in torch.channels_last");
+  for (const int i : axes) {
+    if (view.shape[i] != 1 && view.strides[i] != step && view.count() != 0) return false;
     step *= view.shape[i];
   }
+  return true;
+}
+// (images, channels, height, width), channels densest and no gaps; float32, or one of `types`. Where there is a `plane`,
+// channels may be less dense than pixels: it is set to the floats between them then, else to 0.
+inline View pixels(const Border& border, const Operand& operand, const char* role, Types types = {Type::f32},
+                   int64_t* plane = nullptr) {
+  const View view = border.strided(operand, role, types);
+  border.require(view.ndim == 4, operand, role, types.text() + " (images, channels, height, width) on cpu");
+  const bool last = stands(view, {1, 3, 2, 0});
+  border.require(last || (plane && stands(view, {3, 2, 1, 0})), operand, role,
+                 plane ? "a tensor in torch.channels_last or contiguous" : "a tensor in torch.channels_last");
+  if (plane) *plane = last ? 0 : view.shape[2] * view.shape[3];
   return view;
 }
 // By its number in `conv.ACTIVATIONS`: those of products, then ReLU6.

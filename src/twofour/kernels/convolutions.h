@@ -25,6 +25,7 @@ struct Convolution {
   int threads;
   void* workspace;
   bool* damaged;  // set where the bytes of a weight say what no packing writes
+  int64_t plane = 0;  // not 0: the channels of x are so many floats apart, each an image without gaps
 };
 
 struct ConvolutionRow {
@@ -33,6 +34,8 @@ struct ConvolutionRow {
   void (*run)(const RowBase&, const Convolution&);
   // Finds the weight, and refuses one that was not made for these sizes, and sizes that the row does not take.
   void (*read)(const Border&, const RowBase&, const Operand& weight, Convolution*);
+  // Whether it takes an x whose channels stand apart.
+  bool (*takes_planes)(const RowBase&, const Convolution&) = [](const RowBase&, const Convolution&) { return false; };
 };
 
 inline std::vector<ConvolutionRow>& convolutions() {

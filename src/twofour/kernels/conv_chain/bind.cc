@@ -37,7 +37,8 @@ Convolution convolution_of(const Numbers13& n, int64_t images, const Image& from
 }  // namespace
 
 void bind_conv_chain(nb::module_& m) {
-  // x and y: (images, channels, height, width) with channels densest. `kernels`: places in `convolutions`; for each of them a
+  // x and y: (images, channels, height, width) with channels densest; x may be contiguous where the first one takes planes.
+  // `kernels`: places in `convolutions`; for each of them a
   // weight in its layout, a bias, a second operand, None or of its answer's shape, and the numbers above. `rows`: of y in a strip.
   bind_call(m, "conv_chain", +[](std::vector<ConvolutionAt> kernels, const Operand& x, const Operands& weights, const Operands& biases,
                                  const Operands& others, const Answer& y, std::vector<Numbers13> convs, int64_t rows,
@@ -48,7 +49,8 @@ void bind_conv_chain(nb::module_& m) {
       throw std::invalid_argument("as many kernels, weights, biases, second operands and convolutions, at least one");
     if (rows < 1) throw std::invalid_argument("a strip has at least one row");
     const Border border("conv_chain");
-    const View from = pixels(border, x, "input"), to = pixels(border, y, "answer");
+    int64_t plane = 0;
+    const View from = pixels(border, x, "input", {Type::f32}, &plane), to = pixels(border, y, "answer");
     border.require(from.shape[0] == to.shape[0], y, "answer", "as many images as the input");
     ConvChain chain;
     chain.rows = rows;
@@ -59,6 +61,10 @@ void bind_conv_chain(nb::module_& m) {
     for (size_t i = 0; i < count; i++) {
       const ConvolutionRow& kernel = convolution_at(kernels[i]);
       Convolution c = convolution_of(convs[i], from.shape[0], image, threads, &damaged);
+      if (i == 0 && plane) {
+        border.require(kernel.takes_planes(*kernel.row, c), x, "input", "a tensor in torch.channels_last");
+        c.plane = plane;
+      }
       image = {c.out_channels, c.height.output, c.width.output};
       between += double(from.shape[0]) * double(image.channels) * double(image.height) * double(image.width);
       if (between >= double(int64_t{1} << 40)) throw std::invalid_argument("no such convolutions: their answers exceed 4 TB");

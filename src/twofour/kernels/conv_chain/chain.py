@@ -102,7 +102,7 @@ class ConvChain:
         )  # fmt: skip
         native.extension().conv_chain(
             [link.kernel.native_convolution for link in self.links],
-            channels_last(x),
+            self.links[0].kernel.image(x, geometries[0]),
             [link.weight.tensor for link in self.links],
             [link.bias for link in self.links],
             [None if other is None else channels_last(other) for other in others],

@@ -95,7 +95,7 @@ struct ConvChain {
   Convolution part(const StripStep& step, const float* x, float* y, int64_t image) const {
     Convolution c = convs[step.conv];
     const ConvAxis& h = convs[step.conv].height;
-    const int64_t row = line(step.conv), read = c.width.input * c.in_channels;
+    const int64_t row = line(step.conv), read = c.width.input * (c.plane ? 1 : c.in_channels);
     c.images = together;
     c.height = {step.reads.count(), step.writes.count(), h.taps, h.stride,
                 step.reads.begin - (step.writes.begin * h.stride - h.padding), h.dilation};

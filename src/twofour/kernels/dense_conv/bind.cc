@@ -39,8 +39,10 @@ bool is_winograds(const DenseConv& a) {
 
 DenseConv dense(const Convolution& c) {
   return {c.x, reinterpret_cast<const float*>(c.weight), c.bias, c.other, c.y, c.images, c.in_channels, c.out_channels,
-          c.groups, c.height, c.width, c.activation, c.threads, c.workspace};
+          c.groups, c.height, c.width, c.activation, c.threads, c.workspace, c.plane};
 }
+
+bool is_direct(const RowBase& row) { return std::string_view(row.layout) == "direct"; }
 
 const DenseConvKernel& kernel_of(const RowBase& row) { return static_cast<const DenseConvKernel&>(row); }
 
@@ -50,24 +52,30 @@ const ConvolutionRow kInChains{
     [](const RowBase& row, const Convolution& c) { kernel_of(row).run(dense(c)); },
     [](const Border& border, const RowBase& row, const Operand& weight, Convolution* c) {
       const DenseConv a = dense(*c);
-      if (std::string_view(row.layout) != "direct" && !is_winograds(a)) throw std::invalid_argument("no such convolution");
+      if (!is_direct(row) && !is_winograds(a)) throw std::invalid_argument("no such convolution");
       c->weight = reinterpret_cast<const char*>(panels(border, weight, row, a));
+    },
+    [](const RowBase& row, const Convolution& c) {
+      return is_direct(row) && takes_planes(c.in_channels, c.groups, c.height, c.width);
     }};
 
 }  // namespace
 
 void bind_dense_conv(nb::module_& m) {
   m.attr("conv_panel") = kConvPanel;
+  m.attr("conv_few_channels") = kFewChannels;
   bind_table(m, kDenseConvKernels);
   add_convolutions(m, kDenseConvKernels, kInChains);
-  // x and y: (images, channels, height, width) with channels densest. `weight`: as the row's layout has it. `height` and
+  // x and y: (images, channels, height, width) with channels densest; x of few channels may be contiguous. `weight`: as the row's layout has it. `height` and
   // `width`: taps, stride, padding, dilation.
   bind_call(m, "dense_conv", +[](RowOf<DenseConvKernel> index, const Operand& x, const Operand& weight, const Operand& bias, const Operand& other,
                          const Answer& y, int64_t groups, Axis height, Axis width, int activation, Threads threads) {
     static Scratch scratch;
     const DenseConvKernel& kernel = row(kDenseConvKernels, index);
     const Border border(kernel.name);
-    const View from = pixels(border, x, "input"), to = pixels(border, y, "answer");
+    int64_t plane = 0;
+    const View from = pixels(border, x, "input", {Type::f32}, is_direct(kernel) ? &plane : nullptr);
+    const View to = pixels(border, y, "answer");
     border.require(from.shape[0] == to.shape[0], y, "answer", "as many images as the input");
     const int64_t in = from.shape[1], out = to.shape[1];
     if (in < 1 || out < 1 || groups < 1 || in % groups != 0 || out % groups != 0)
@@ -78,8 +86,9 @@ void bind_dense_conv(nb::module_& m) {
                    "the answer's shape");
     DenseConv args{floats(from), nullptr, shift.data(), floats(added), floats(to), from.shape[0], in, out, groups,
                    axis(height, from.shape[2], to.shape[2]), axis(width, from.shape[3], to.shape[3]),
-                   conv_activation(activation), threads, nullptr};
-    if (std::string_view(kernel.layout) != "direct" && !is_winograds(args)) throw std::invalid_argument("no such convolution");
+                   conv_activation(activation), threads, nullptr, plane};
+    if (!is_direct(kernel) && !is_winograds(args)) throw std::invalid_argument("no such convolution");
+    border.require(plane == 0 || takes_planes(in, groups, args.height, args.width), x, "input", "a tensor in torch.channels_last");
     require_halo(args.height, args.width, in);
     args.weight = panels(border, weight, kernel, args);
     if (to.count() == 0) return;

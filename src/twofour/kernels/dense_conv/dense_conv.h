@@ -9,7 +9,8 @@
 
 namespace twofour {
 
-// One call. x is (images, height, width, in_channels) with channels densest and no gaps; y and `other` (may be null) are
+// One call. x is (images, height, width, in_channels) with channels densest and no gaps, or of few channels as `plane` says;
+// y and `other` (may be null) are
 // (images, output height, output width, out_channels). `weight` is 64-byte aligned: for each group ceil(its outputs /
 // kConvPanel) panels, each (what the row reads one after the other, kConvPanel). `bias` may be null. `workspace` is 64-byte
 // aligned, of workspace_bytes(args) bytes, and may hold garbage. Rows of the layouts winograd2 and winograd4 take one group,
@@ -22,7 +23,15 @@ struct DenseConv {
   ConvActivation activation;
   int threads;
   void* workspace;
+  int64_t plane = 0;  // not 0: x is (images, in_channels, height, width), its channels so many floats apart
 };
+
+constexpr int64_t kFewChannels = 16;  // below which direct rows read lines of the image, a line for each channel
+
+// Whether direct rows take an image whose channels stand apart.
+inline bool takes_planes(int64_t in_channels, int64_t groups, const ConvAxis& height, const ConvAxis& width) {
+  return groups == 1 && in_channels < kFewChannels && height.dilation == 1 && width.dilation == 1;
+}
 
 constexpr int64_t kConvPanel = 32;  // output channels that stand together in a weight
 

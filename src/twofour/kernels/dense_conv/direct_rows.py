@@ -44,6 +44,11 @@ class DirectConv(ConvKernel):
             return "a filter of its own for each channel is what the rows of depthwise_conv take"
         return too_many_taps(geometry) or self.unavailable()
 
+    def takes_planes(self, geometry: Geometry) -> bool:
+        """Whether it reads images of few channels as they often come, contiguous."""
+        few = geometry.in_channels < native.extension().conv_few_channels
+        return few and geometry.groups == 1 and geometry.dilation == (1, 1)
+
     def reorder(self, weight: Tensor, geometry: Geometry, images: Images | None) -> Tensor:
         """Return the weight in panels of 32 outputs of a group, (height, width, in, 32) each: float32 in one row."""
         panel, groups = native.extension().conv_panel, geometry.groups
@@ -74,7 +79,7 @@ class DirectConv(ConvKernel):
         size = require_image(x, geometry, other)
         whole = (x.shape[0], geometry.out_channels, *size)
         y = torch.empty(whole, dtype=torch.float32, memory_format=torch.channels_last, device="cpu")
-        operands = (channels_last(x), weight.tensor, bias, None if other is None else channels_last(other), y)
+        operands = (self.image(x, geometry), weight.tensor, bias, None if other is None else channels_last(other), y)
         axes = zip(geometry.kernel, geometry.stride, geometry.before, geometry.dilation, strict=True)
         code = problem.epilogue.codes[0]
         native.extension().dense_conv(self.index, *operands, geometry.groups, *axes, code, native.threads())

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "lines.h"
 #include "native/team.h"
 #include "unit.h"
 
@@ -36,29 +37,14 @@ struct Direct {
     }
   }
 
-  // The taps of a kernel row as one run: where it stands, or a copy of it with zeros for what is outside.
-  const float* joined_run(const float* row, int64_t column, float* copy) const {
-    const int64_t left = column < 0 ? least(-column, a.width.taps) : 0, right = least(a.width.taps, a.width.input - column);
-    const float* from = row + column * plan.pitch;
-    if (left == 0 && right == a.width.taps) return from;
-    for (int64_t tap = 0, k = 0; tap < a.width.taps; tap++)
-      for (int64_t c = 0; c < plan.channels; c++, k++) copy[k] = tap >= left && tap < right ? from[k] : 0;
-    return copy;
-  }
-
   // Where the runs of pixel t begin; `at`: its first row and column in the image.
-  void add_pixel(Block& to, int64_t t, const float* image, int64_t row, int64_t column, float* copy) const {
+  void add_pixel(Block& to, int64_t t, const float* image, int64_t row, int64_t column) const {
     const ConvAxis &h = a.height, &w = a.width;
     typename Plan::Run* run = to.run;
     for (int64_t i = 0; i < h.taps; i++, row += h.dilation) {
       const bool outside = row < 0 || row >= h.input;
       const float* from = image + row * w.input * plan.pitch;
-      if (plan.joined) {
-        run++->from[t] = outside ? zeros : joined_run(from, column, copy);
-        copy += plan.length + 16;
-        continue;
-      }
-      for (int64_t j = 0, at = column; j < plan.taps; j++, at += w.dilation)
+      for (int64_t j = 0, at = column; j < w.taps; j++, at += w.dilation)
         run++->from[t] = outside || at < 0 || at >= w.input ? zeros : from + at * plan.pitch;
     }
   }
@@ -69,7 +55,7 @@ struct Direct {
     if (plan.runs == 1) return;
     const int64_t down = a.height.dilation * a.width.input * plan.pitch, right = a.width.dilation * plan.pitch;
     for (int64_t i = 0; i < a.height.taps; i++, from += down)
-      for (int64_t j = 0; j < plan.taps; j++) run++->from[t] = from + j * right;
+      for (int64_t j = 0; j < a.width.taps; j++) run++->from[t] = from + j * right;
   }
 
   void prepare(int64_t index, int64_t in_chunk, const float* image) const {
@@ -77,7 +63,6 @@ struct Direct {
     const int64_t begin = region.first(index - region.block), end = region.first(index - region.block + 1);
     const int64_t side = region.down ? region.rows : region.columns;
     Block& to = block(in_chunk);
-    float* copies = reinterpret_cast<float*>(reinterpret_cast<char*>(&to) + plan.table_bytes());
     to.pixels = end - begin;
     int64_t line = begin / side, along = begin % side;
     for (int64_t t = 0; t < to.pixels; t++) {
@@ -85,7 +70,7 @@ struct Direct {
       to.at[t] = row * a.width.output + column;
       row = row * a.height.stride - a.height.padding, column = column * a.width.stride - a.width.padding;
       if (region.inside) add_inside(to, t, image + (row * a.width.input + column) * plan.pitch);
-      else add_pixel(to, t, image, row, column, copies + t * plan.runs * (plan.length + 16));
+      else add_pixel(to, t, image, row, column);
       if (++along == side) along = 0, line++;
     }
     leave_out(to, region.inside);
@@ -132,22 +117,9 @@ struct Direct {
   }
 
   void multiply(int64_t b, int64_t count, int64_t panel, int64_t group, int64_t image) const {
-    const Block& to = block(b);
-    const int64_t output = group * plan.outputs + panel * kConvPanel, floats = plan.runs * plan.length * kConvPanel;
-    const int64_t at = image * a.height.output * a.width.output * a.out_channels + output;
-    DirectPanel p{a.weight + (group * plan.panels + panel) * floats, a.bias ? a.bias + output : nullptr,
-                  a.other ? a.other + at : nullptr, a.y + at, a.out_channels,
-                  least(kConvPanel, plan.outputs - panel * kConvPanel), plan.length, {}, {}, {},
-                  a.activation};
+    DirectPanel p{a.weight + (group * plan.panels + panel) * plan.runs * plan.length * kConvPanel, plan.length};
     fetch(b, count, panel, image, &p);
-    direct_block<V>(to, p);
-    if (!a.activation.passes()) return;
-    const Epilogue epilogue{a.activation.kind, twofour::Combine::none, nullptr, 0};
-    if (to.at[to.pixels - 1] - to.at[0] == to.pixels - 1) {
-      finish_rows<V>(epilogue, p.y, p.stride, to.at[0], to.pixels, 0, p.rows);
-      return;
-    }
-    for (int64_t t = 0; t < to.pixels; t++) finish_rows<V>(epilogue, p.y, p.stride, to.at[t], 1, 0, p.rows);
+    multiply_block<V>(a, block(b), group, panel, image, p);
   }
 
   void run_image(const Team& team, int64_t index) const {
@@ -184,12 +156,14 @@ struct Direct {
 
 template <class V>
 int64_t direct_workspace(const DenseConv& given) {
+  if (by_lines(given)) return LinePlan<V>(given).bytes(given.threads);
   const DenseConv a = flattened<V>(given);
   return DirectPlan<V>(a).bytes(a);
 }
 
 template <class V>
 void direct(const DenseConv& given) {
+  if (by_lines(given)) return direct_by_lines<V>(given);
   const DenseConv a = flattened<V>(given);
   const Direct<V> conv(a);
   with_team(a.threads, [&](const Team& team) { conv.run(team); });

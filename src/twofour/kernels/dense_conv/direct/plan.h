@@ -16,7 +16,6 @@ using twofour::kConvPanel;
 constexpr int64_t kDirectChunk = 512 << 10;   // bytes that the blocks of a chunk read, in an L2 of 1 MB
 constexpr int64_t kDirectWeight = 256 << 10;  // a weight that stays in L2 itself
 constexpr int64_t kDirectTable = 1 << 20;     // bytes of the tables of a chunk, where more than one block would fit
-constexpr int64_t kDirectFew = 16;            // input channels below which the taps of a row are joined
 constexpr int64_t kWay = 4096;                // bytes from which on addresses share a set of a first-level cache
 constexpr int kDirectRegions = 5;
 
@@ -63,20 +62,24 @@ struct DirectPlan {
   static constexpr int vectors = 2, wide = vectors * V::width;
   static constexpr int most = V::width == 16 ? 13 : V::width == 8 ? 6 : 4;  // pixels of a block: registers for their sums
   struct Run {  // of all pixels of a block
+    static constexpr bool table = true;
     const float* from[most];
     int64_t weight;  // floats behind the panel's first
+    TWOFOUR_INLINE const float* input(int t, int64_t k) const { return from[t] + k; }  // k-th of pixel t
   };
   struct Block {
+    static constexpr int most = DirectPlan::most;
     int64_t pixels, runs;
     int64_t at[most];  // pixels of the answer
     Run run[1];        // and on
+    int64_t pixel(int64_t t) const { return at[t]; }
+    TWOFOUR_INLINE const Run& window(int64_t i) const { return run[i]; }
   };
 
   int64_t channels, outputs, panels;  // of a group
-  bool joined;                        // the taps of a kernel row are one run
   bool small;                         // the weight stays in L2: a block is multiplied with all panels before the next
   bool crowded;                       // neighbours share a set of the first-level cache: the image is copied, its pixels apart
-  int64_t taps, runs, length;         // runs of a kernel row, of a window; floats of one
+  int64_t runs, length;               // of a window: a run for each tap; floats of one
   int64_t pitch;                      // floats from a pixel of the image to the next
   Region regions[kDirectRegions];
   int count = 0;
@@ -85,10 +88,9 @@ struct DirectPlan {
 
   explicit DirectPlan(const DenseConv& a)
       : channels(a.in_channels / a.groups), outputs(a.out_channels / a.groups), panels(ceil_div(outputs, kConvPanel)),
-        joined(a.groups == 1 && a.width.dilation == 1 && channels < kDirectFew && a.width.taps > 1),
         small(outputs * a.height.taps * a.width.taps * channels * 4 <= kDirectWeight),
-        crowded(!joined && a.in_channels * a.width.stride * 4 % kWay == 0 && a.width.output > 1),
-        taps(joined ? 1 : a.width.taps), runs(a.height.taps * taps), length(channels * (joined ? a.width.taps : 1)),
+        crowded(a.in_channels * a.width.stride * 4 % kWay == 0 && a.width.output > 1),
+        runs(a.height.taps * a.width.taps), length(channels),
         pitch(a.in_channels + (crowded ? 16 : 0)), read(most * a.width.stride * pitch * 4, panels, runs * length),
         written(most * a.out_channels * 4, panels, runs * length) {
     const Inside h(a.height), w(a.width);
@@ -115,9 +117,7 @@ struct DirectPlan {
     while (i + 1 < count && block >= regions[i + 1].block) i++;
     return regions[i];
   }
-  int64_t copy_floats() const { return most * runs * (length + 16); }  // of the joined windows of a block
-  int64_t table_bytes() const { return round_up(int64_t{sizeof(Block)} + runs * int64_t{sizeof(Run)}, 64); }
-  int64_t block_bytes() const { return table_bytes() + (joined ? round_up(copy_floats() * 4, 64) : 0); }
+  int64_t block_bytes() const { return round_up(int64_t{sizeof(Block)} + runs * int64_t{sizeof(Run)}, 64); }
   int64_t zero_bytes() const { return round_up(length * 4, 64); }
   int64_t image_bytes(const DenseConv& a) const { return crowded ? a.height.input * a.width.input * pitch * 4 : 0; }
   int64_t bytes(const DenseConv& a) const { return zero_bytes() + round_up(image_bytes(a), 64) + chunk * block_bytes(); }
