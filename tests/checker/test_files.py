@@ -145,6 +145,8 @@ def test_embeddings_and_odd_shapes_of_a_bare_file_are_held_to_a_promise_only_by_
     path = saved(tmp_path / "w.safetensors", tensors)
     report = twofour.check(path, expect="2:4")
     assert report.ok and [found.promised for found in report.layers] == [None, "2:4", None]
+    assert [found.kind for found in report.layers] == ["embedding", "linear", "linear"], "it was listed as a Linear"
+    assert {found.kind for found in twofour.check(path, include="embed").layers} == {"linear"}, "who names it knows"
     assert (
         "not held to 2:4: (10, 32) is not a multiple of (8, 16) (ASP's rule)" in finding(report, "head.weight").notes[0]
     )

@@ -115,8 +115,8 @@ def test_a_busy_machine_is_told_of_in_one_line(
         fast = quick(twofour.prune(mlp(), "2:4"))
     (said,) = [record.message for record in caplog.records if "busy" in record.message]
     assert re.fullmatch(
-        r"6 of 6 times were taken on a busy machine, the worst in doubt by 30 % \(\d+x\d+\S+\): they serve now, "
-        r"and the next compile takes them once more",
+        r"6 of 6 times were taken on a busy machine, the worst in doubt by 30 % "
+        r"\(a product by \d+x\d+ of \d+ tokens\): they serve now, and the next compile takes them once more",
         said,
     )
     assert said in str(fast.plan)

@@ -141,8 +141,12 @@ def test_an_example_without_input_of_the_decoder_is_told_what_is_missing(make: A
     """It was told to check its sizes."""
     model, example = make()
     with pytest.raises(twofour.errors.CompileError, match="gives the encoder alone its input") as refused:
-        twofour.compile(model, {k: v for k, v in example.items() if k[:7] != "decoder"}, tokens=TOKENS)
-    for part in (next(iter(example)), "`decoder_input_ids` too", '"decoder_input_ids": ids[:, :1]'):
+        twofour.compile(model, alone := {k: v for k, v in example.items() if k[:7] != "decoder"}, tokens=TOKENS)
+    with torch.no_grad():  # as it is told
+        model(**alone, decoder_input_ids=torch.full((2, 1), model.config.decoder_start_token_id))
+    name, start = next(iter(example)), model.config.decoder_start_token_id
+    advice = f'example={{"{name}": ..., "decoder_input_ids": torch.full((2, 1), {start})}}'
+    for part in (f"an example of '{name}'", "`decoder_input_ids` too", advice):
         assert part in str(refused.value)
 
 

@@ -242,3 +242,26 @@ def test_a_sparse_example_is_named_with_its_layer(graph: bool | str, caplog: pyt
 def test_an_example_without_values_of_torch_is_named(example: object, remedy: str) -> None:
     with pytest.raises(CompileError, match=rf"does not run on the example[\s\S]*{remedy}"):
         quick(twofour.prune(mlp(), "2:4"), example)
+
+
+class Optional(nn.Module):
+    """Runs without an input, and refuses to where it is to have one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor | None = None) -> Tensor:
+        if x is None:
+            raise ValueError("You have to specify x")
+        return self.fc(x)
+
+
+@in_turn("example", [(), {}, []])
+def test_an_example_without_anything_is_told_so(example: object) -> None:
+    """It was told to check sizes and dtypes."""
+    for model in (mlp(), Optional()):
+        with pytest.raises(
+            CompileError, match=r"does not run on the example\n.*an empty example; [\s\S]*leave the example out"
+        ):
+            quick(model, example)

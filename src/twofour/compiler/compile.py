@@ -30,7 +30,7 @@ from twofour.compiler.graph import NATIVE, require_graph
 from twofour.compiler.inductor import fastest_engine
 from twofour.compiler.kept import keep_what_runs
 from twofour.compiler.low_bits import require_steps, run_low_bits
-from twofour.compiler.notes import mostly_convolved, own_widths, unmeasured, without_example
+from twofour.compiler.notes import of_the_type, unmeasured, without_example
 from twofour.compiler.plan import Plan
 from twofour.compiler.ranges import observed
 from twofour.compiler.recurrent_kinds import is_recurrent
@@ -161,8 +161,8 @@ def compile(
             at.whole()
             plan = _as_a_whole(fast, layers, ready, given, reference, terms, graph)
     _restore_buffers(fast, model)
-    plan = ready.noted(plan).with_note(*heads(ready.model, fast, plan.layers), *own_widths(model, computing))
-    plan = plan.with_note(*mostly_convolved(plan.layers, computing))
+    said = of_the_type(model, plan.layers, computing, data=data, smooth=smooth, group=group, symmetric=symmetric)
+    plan = ready.noted(plan).with_note(*heads(ready.model, fast, plan.layers), *said)
     return with_plan(fast, concluded(plan, terms), terms.computing)
 
 

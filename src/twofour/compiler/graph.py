@@ -214,7 +214,7 @@ def _rewritten(
     account = GraphReport("layers", "", {}, found.counts, before, after, outlines, None, **found.said)
     if not (error := _probe(runner, graph, leaves)) <= runner.agreement.allowed:
         raise _RefusedError(_unlike(runner, leaves, error), account)
-    calls = program.prepare(leaves)
+    account = replace(account, calls=program.prepare(leaves))
     ragged = choose_ragged(graph.module, program, guard, leaves, runner.agreement, terms, held)
     runner.ragged, served = ragged.program, _sizes(guard, graph) + runner.agreement.said(error)
     times = {n: 1e3 * s for n, s in terms.cache.times(case, ENGINES, lambda: _engines(runner, leaves)).items()}
@@ -224,8 +224,7 @@ def _rewritten(
         object.__setattr__(fast, "forward", runner)
         layers = (replace(layer, reason=layer.reason + found.handed.reason(layer.name)) for layer in plan.layers)
         plan = replace(plan, layers=with_products(tuple(layers), found.added))
-    said = {"engine": engine, "reason": reason, "engine_ms": times, "calls": calls, "ragged": ragged.said}
-    return replace(plan, account=replace(account, **said))
+    return replace(plan, account=replace(account, engine=engine, reason=reason, engine_ms=times, ragged=ragged.said))
 
 
 def _in_int8(

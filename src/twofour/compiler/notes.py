@@ -12,7 +12,7 @@ from twofour import quantization
 from twofour.compiler.choose import DEFAULT_TOKENS, QUICK_TOKENS
 from twofour.compiler.computing import Computing, convolved
 from twofour.compiler.plan import LayerPlan, Plan
-from twofour.compiler.replaceable import is_linear
+from twofour.compiler.replaceable import is_convolution, is_linear
 from twofour.measure.effort import Effort
 
 logger = logging.getLogger("twofour.compiler")
@@ -29,22 +29,42 @@ def unmeasured(how: Effort, tokens: Sequence[int], layers: Sequence[LayerPlan]) 
     return f'effort="{how.name}": at most {how.rounds} short rounds a case{counts}; effort="full" measures the rest'
 
 
-def own_widths(model: nn.Module, computing: Computing) -> tuple[str, ...]:
-    """Say in the log and for the plan which layers keep the widths that they were quantised to, whatever the dtype."""
+def of_the_type(
+    model: nn.Module, layers: Sequence[LayerPlan], computing: Computing, **given: object
+) -> tuple[str, ...]:
+    """Say in the log and for the plan of which layers the computing type is not; `given`: as in `own_widths`."""
+    return (*own_widths(model, computing, **given), *mostly_convolved(layers, computing))
+
+
+def own_widths(model: nn.Module, computing: Computing, **given: object) -> tuple[str, ...]:
+    """Say in the log and for the plan which layers keep the widths that they were quantised to, whatever the dtype.
+
+    Args:
+        model: The one that is compiled.
+        computing: The type that was asked for.
+        given: What the caller gave for that type alone, by name; None, False and "auto" ask for nothing.
+    """
     low = quantization.of(model)
     if not low or computing.dtype == Computing().dtype:
         return ()
     widths = ", ".join(sorted({one.widths.name for one in low.values()}))
-    others = sum(is_linear(module) for module in model.modules()) - sum(map(is_linear, map(model.get_submodule, low)))
-    rest = (
-        f"it is that of the other {others} Linear layers" if others > 0 else "no other Linear layer is there to take it"
-    )
+    image = convolved(computing) == computing
+    takes = [name for name, one in model.named_modules() if is_linear(one) or (image and is_convolution(one))]
+    others = len(set(takes) - low.keys())
+    asked = [f"`{name}`" for name, value in given.items() if not any(value is no for no in (None, False, "auto"))]
+    unread = f", so that {' and '.join(asked)} say nothing" if asked else ""
+    rest = f"it is that of {_layers(others, 'other ')}" if others else f"no other layer takes it{unread}"
     said = (
-        f'dtype="{computing.dtype}" does not change the {len(low)} layers that were quantised: they run in their own '
-        f"widths ({widths}); {rest}. For {computing.dtype} in all of them compile the float model"
+        f'dtype="{computing.dtype}" does not change {_layers(len(low))} that {"was" if len(low) == 1 else "were"} '
+        f"quantised, to widths of their own ({widths}); {rest}. For {computing.dtype} in all of them compile the float "
+        "model"
     )
     logger.warning("%s", said)
     return (said,)
+
+
+def _layers(count: int, which: str = "") -> str:
+    return f"the {which}{count} layers" if count > 1 else f"the one {which}layer"
 
 
 def mostly_convolved(layers: Sequence[LayerPlan], computing: Computing) -> tuple[str, ...]:

@@ -57,13 +57,15 @@ def unfit(model: nn.Module, example: Example, error: Exception, layer: str | Non
             "the example: it gives the encoder alone its input, and the decoder none",
             error,
             wanted="`decoder_input_ids` too, of two axes (batch, tokens)",
-            remedy='example={"input_ids": ids, "decoder_input_ids": ids[:, :1]}, or the model\'s name for the first',
+            remedy=_with_decoder(model, example),
             shown=f"an example of {', '.join(map(repr, example.kwargs)) or 'positional arguments'}",
         )
     leaves = [leaf for leaf in example.leaves if isinstance(leaf, Tensor)]
     given = ", ".join(f"{leaf.dtype} {tuple(leaf.shape)}" for leaf in leaves) or "no tensor"
     known = list(dict.fromkeys(p.dtype for p in model.parameters() if p.is_floating_point()))
-    if isinstance(error, TwofourError) and error.remedy:
+    if not example.args and not example.kwargs:
+        given, remedy = "an empty example", "pass the input of one forward pass, or leave the example out"
+    elif isinstance(error, TwofourError) and error.remedy:
         remedy = error.remedy
     elif any(isinstance(leaf, np.ndarray) for leaf in example.leaves):
         remedy = "make a tensor of an array: torch.from_numpy(example)"
@@ -80,6 +82,17 @@ def unfit(model: nn.Module, example: Example, error: Exception, layer: str | Non
 
 _OF_DECODER = ("decoder_input_ids", "decoder_inputs_embeds", "labels")
 """What an encoder-decoder of transformers makes its decoder's input of."""
+
+
+def _with_decoder(model: nn.Module, example: Example) -> str:
+    """Return an example with the decoder's first token, under the names of the model's own inputs."""
+    name = next(iter(example.kwargs), str(getattr(model, "main_input_name", "input_ids")))
+    rows = next((len(leaf) for leaf in example.leaves if isinstance(leaf, Tensor) and leaf.dim()), 1)
+    config: object = getattr(model, "config", None)
+    starts = (getattr(config, key, None) for key in ("decoder_start_token_id", "bos_token_id", "pad_token_id"))
+    start = next((token for token in starts if isinstance(token, int)), 0)
+    first = f'"decoder_input_ids": torch.full(({rows}, 1), {start})'
+    return f'example={{"{name}": ..., {first}}}: the token that its decoder starts with'
 
 
 def _lacks_decoder(model: nn.Module, example: Example, error: Exception) -> bool:

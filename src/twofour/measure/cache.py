@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -227,12 +228,12 @@ class Cache:
         doubtful = {key: doubt for key, doubt in self._doubts.items() if self._new[key].looks < MOST_LOOKS}
         if doubtful := {key: doubt for key, doubt in doubtful.items() if doubt > SETTLED}:
             for case, doubt in doubtful.items():
-                logger.info("%s: the order of its kernels is in doubt by %.0f %%", case, 100 * doubt)
+                logger.info("%s: the order of its kernels is in doubt by %.0f %%", words_of(case), 100 * doubt)
             worst = max(doubtful, key=doubtful.__getitem__)
             kept = "" if self.path is None else self._looks()
             said = (
                 f"{len(doubtful)} of {self._measured} times were taken on a busy machine, the worst in doubt by "
-                f"{100 * doubtful[worst]:.0f} % ({worst}): they serve now{kept}"
+                f"{100 * doubtful[worst]:.0f} % ({words_of(worst)}): they serve now{kept}"
             )
             logger.warning("%s", said)
             return (*found, said)
@@ -248,6 +249,29 @@ class Cache:
     def _looks(self) -> str:
         again = "the next compile" if self._effort == FULL else 'the next with effort="full"'
         return f", and {again} takes them once more"
+
+
+_WORDS = {
+    "engines": "the whole model as a graph and layer by layer",
+    "decoding": "a call with a cache as a graph and layer by layer",
+    "ragged": "batches with padding, packed and padded",
+    "attention": "attention in int8 and in bfloat16",
+    "fused_block": "a fused block and its operators",
+    "conv_chain": "convolutions in a row, as one call and apart",
+    "bits_conv": "a convolution of low bits",
+    "recurrent": "a recurrent layer",
+}
+"""What cases are whose keys name them by a digest."""
+
+
+def words_of(key: str) -> str:
+    """Return in words what a key of the cache names: "a product by 384x1536 of 8 tokens"."""
+    kind = key.partition("/")[0]
+    if found := re.match(r"(joined/)?(\d+x\d+)[^@/]*@(\d+)/", key):
+        return f"{'joined products' if found[1] else 'a product'} by {found[2]} of {found[3]} tokens"
+    if kind == "conv" and (images := re.search(r"@(\d+x\d+x\d+)", key)):
+        return f"a convolution on images of {images[1]}"
+    return _WORDS.get(kind, kind)
 
 
 def _identity(kernels: Sequence[str], device: str) -> str:

@@ -95,7 +95,8 @@ def _weight(
         notes = (*notes, f"the mask of apex beside it, `{mask.name}`, keeps every value: nothing was pruned yet")
     keep = mask.read if mask is not None and by == "apex mask" else None
     told = tuple(dict.fromkeys(notes))
-    given = (name, layer.kind, shape, layer.axis, stored.read, promise, keep, layer.other)
+    kind = EMBEDDING if layer.table and promise is None and not named else layer.kind
+    given = (name, kind, shape, layer.axis, stored.read, promise, keep, layer.other)
     return Weight(*given, by=by, notes=told, width=contents.widths.get(name))
 
 
@@ -211,8 +212,12 @@ def _add_settings(file: Path, said: Description, patterns: dict[str, Pattern], a
         axes |= {name: 0 for name, axis in given.items() if type(axis) is int and axis == 0}
 
 
+EMBEDDING = "embedding"
+"""What the report calls a tensor that is a table by its name, and that nobody promises anything of."""
+
 _EMBEDDING = re.compile(
-    r"(^|[._])(embed(ding)?s?|emb|wte|wpe|shared|lookup)([._]|$)|embed_(tokens|positions)|(word|token|position|type)s?_emb",
+    r"(^|[._])(embed(ding)?s?|emb|wte|wpe|shared|lookup|relative_attention_bias)([._]|$)|embed_(tokens|positions)"
+    r"|(word|token|position|type)s?_emb",
     re.IGNORECASE,
 )
 """Names that embeddings have: (entries, width), looked up and not multiplied; or the input side of a tied head."""
@@ -265,6 +270,7 @@ class Layer:
         other: Another axis that may be it.
         ineligible: Why it is not one of the weights that a promise about all of them means; "" where it is.
         notes: What the reader should know.
+        table: Whether it is a table of an embedding by its name alone: it counts as one unless somebody promises more.
     """
 
     kind: str
@@ -272,6 +278,7 @@ class Layer:
     other: Reduction | None = None
     ineligible: str = ""
     notes: tuple[str, ...] = ()
+    table: bool = False
 
 
 class ByModel:
@@ -324,7 +331,7 @@ class ByName:
         if _CONV1D.search(name):
             return Layer(kind, Reduction(1), Reduction(0), small, ("by its name a Linear or Hugging Face's Conv1D",))
         looked_up = "by its name it may be an embedding, which is looked up and not multiplied"
-        return Layer(kind, Reduction(1), Reduction(0), looked_up, (looked_up,))
+        return Layer(kind, Reduction(1), Reduction(0), looked_up, (looked_up,), table=True)
 
 
 def layers_of(contents: Contents, axes: Mapping[str, int], named: bool) -> ByModel | ByName:
