@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import twofour
 from tests.checkpoints.small import shards
 from tests.importing.small import DATA, bitmask_parts, sparse
-from tests.kernels.bounds import int4_bound
+from tests.kernels.bounds import in_fixed_point, int4_bound
 from twofour import importing, masks
 from twofour.errors import FormatError
 from twofour.export import read
@@ -126,7 +126,9 @@ def test_marlin_int4_becomes_our_int4_with_bfloat16_scales(tmp_path: Path) -> No
         x = torch.randn(3, weight.header.shape[1], generator=torch.Generator().manual_seed(0))
         want = nn.functional.linear(x.double(), weight.unpack().double(), exact[f"{name}.bias"].double())
         kernel, _ = layer.dispatch.at(3)  # chosen by time: which one differs from CPU to CPU, and so does its rounding
-        assert ((layer(x) - want).abs() <= int4_bound(x, weight.unpack(), kernel.isa) + 1e-6 * want.abs()).all()
+        assert (
+            (layer(x) - want).abs() <= int4_bound(x, weight.unpack(), in_fixed_point(kernel)) + 1e-6 * want.abs()
+        ).all()
 
 
 def test_widths_that_differ_are_computed_in_float32(tmp_path: Path) -> None:

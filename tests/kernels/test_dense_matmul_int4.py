@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import each_row
-from tests.kernels.bounds import FIXED_POINT, int4_bound
+from tests.kernels.bounds import int4_bound
 from tests.turns import in_turn
 from twofour.errors import KernelError
 from twofour.kernels import rows
@@ -24,7 +24,7 @@ def assert_close(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: t
     """Every dense row reads activations in fixed point; y is rounded once more."""
     want = x.double() @ weight.double().T
     want = want if bias is None else want + bias.double()
-    bound = int4_bound(x, weight, FIXED_POINT[0])
+    bound = int4_bound(x, weight, fixed=True)
     bound = bound + want.abs() / (256 if y.dtype == torch.bfloat16 else 1e6) + 1e-7
     assert ((y.double() - want).abs() <= bound).all()
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import assert_undisturbed, each_row
-from tests.kernels.bounds import FIXED_POINT, int4_bound
+from tests.kernels.bounds import in_fixed_point, int4_bound
 from tests.turns import in_turn
 from twofour import native
 from twofour.errors import PackingError
@@ -35,7 +35,7 @@ def assert_product(
     want = x.double() @ weight.T
     want = want if bias is None else want + bias.double()
     assert torch.isfinite(y).all()
-    bound = int4_bound(x, weight, row.isa)
+    bound = int4_bound(x, weight, in_fixed_point(row))
     if y.dtype == torch.bfloat16:
         bound = bound + want.abs() / 256
     assert ((y.double() - want).abs() <= bound + 2 * torch.finfo(torch.float32).eps * want.abs()).all()
@@ -46,7 +46,7 @@ def test_a_row_runs_on_every_cpu() -> None:
 
 
 @each_row(ROWS)
-@given(tokens=st.integers(0, 20), out=st.integers(1, 100), groups=st.integers(1, 5),
+@given(tokens=st.integers(0, 70), out=st.integers(1, 100), groups=st.integers(1, 5),
        group=st.sampled_from([32, 64, 128]), symmetric=st.booleans(), bias=st.booleans(),
        dtype=st.sampled_from([torch.float32, torch.bfloat16]), seed=st.integers(0, 2**31))  # fmt: skip
 @settings(max_examples=25, deadline=None)
@@ -101,7 +101,7 @@ def test_tokens_of_any_size_and_views(row: NativeMatmul) -> None:
     assert (y[1] == 0).all()
     x[0, 5], x[5] = float("inf"), float("nan")  # one value, and all of a token: whole numbers of both are the least
     assert torch.isfinite(matmul(x, packed, kernel=row.name)[1:5]).all()
-    if row.isa in FIXED_POINT:
+    if in_fixed_point(row):
         assert matmul(x, packed, kernel=row.name)[[0, 5]].isnan().all()
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from tests.conftest import threads
-from tests.kernels.bounds import FIXED_POINT, int4_bound
+from tests.kernels.bounds import in_fixed_point, int4_bound
 from tests.kernels.test_nm_conv import APART, GEOMETRIES, assert_convolution, assert_whole
 from tests.kernels.test_nm_conv import sparse as sparse_conv
 from twofour import native
@@ -532,7 +532,7 @@ def product_of_int4(row: Kernel) -> None:
             want = x.double() @ weight.double().T + (0 if bias is None else bias.double())
             assert y.shape == want.shape and y.isfinite().all()
             if len(x):
-                bound = int4_bound(x, weight, row.isa if row.sparse else FIXED_POINT[0])
+                bound = int4_bound(x, weight, not row.sparse or in_fixed_point(row))
                 bound = bound + want.abs() / (256 if x.dtype is torch.bfloat16 else 1e6) + 1e-7
                 assert ((y.double() - want).abs() <= bound).all()
 
