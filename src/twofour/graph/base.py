@@ -153,6 +153,14 @@ def activation_name(node: fx.Node) -> str:
     return "relu" if node.target in (aten.relu.default, aten.relu_.default) else "silu"
 
 
+def swaps_heads(node: Any) -> bool:
+    """Tell whether a node swaps the two middle axes of four, as heads are put before tokens and back."""
+    target = getattr(node, "target", None)
+    if target is aten.permute.default:
+        return [axis % 4 for axis in node.args[1]] == [0, 2, 1, 3]
+    return target is aten.transpose.int and {axis % 4 for axis in node.args[1:3]} == {1, 2} and value(node).ndim == 4
+
+
 def argument(node: fx.Node, index: int, name: str, default: Any = None) -> Any:
     """Return an argument given by position or by keyword."""
     return node.args[index] if len(node.args) > index else node.kwargs.get(name, default)

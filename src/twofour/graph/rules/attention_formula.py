@@ -29,14 +29,14 @@ _ADD = aten.add.Tensor
 
 
 def rewrite(module: fx.GraphModule) -> int:
-    """Replace softmax(scale q k^T + mask) v of four axes; scores or weights that something else reads stay."""
-    count = 0
+    """Replace softmax(scale q k^T + masks) v of four axes; scores or weights that something else reads stay."""
+    count, sums = 0, dict[tuple[Any, ...], fx.Node]()
     for node in calls(module.graph, aten.matmul.default):
         weights, v = node.args
         scores = _normalised(weights)
         if scores is None:
             continue
-        scores, mask = _without_mask(scores)
+        scores, masks = _without_masks(scores)
         product, scale = _without_factor(scores)
         if not _is_product(product):
             continue
@@ -44,6 +44,7 @@ def rewrite(module: fx.GraphModule) -> int:
         keys, by_key = _without_factor(product.args[1])
         if not _fits(q, keys, v):
             continue
+        mask = _sum(node, masks, sums)
         args = q, _untransposed(keys), v, mask, scale * by_query * by_key, False, None, None, torch.nan
         replace_with(node, insert(node, attention, args, node))
         count += 1
@@ -60,19 +61,31 @@ def _normalised(weights: Any) -> Any:
     return scores if over_keys and is_float32(scores) and _alone(scores) else None
 
 
-def _without_mask(scores: Any) -> tuple[Any, Any]:
-    """Return scores and the float32 mask that was added to them, in either order."""
+def _without_masks(scores: Any) -> tuple[Any, list[Any]]:
+    """Return scores and the float32 masks that were added to them: positions, then padding in MPNet."""
     if scores.target is not _ADD or argument(scores, 2, "alpha", 1) != 1:
-        return scores, None
+        return scores, []
     for product, mask in (scores.args[:2], scores.args[1::-1]):
-        if (
-            _alone(product)
-            and is_float32(mask)
-            and same_size(product, scores)
-            and _is_product(_without_factor(product)[0])
-        ):
-            return product, mask
-    return scores, None
+        if _alone(product) and is_float32(mask) and same_size(product, scores):
+            found, masks = _without_masks(product)
+            if _is_product(_without_factor(found)[0]):
+                return found, [*masks, mask]
+    return scores, []
+
+
+def _sum(before: fx.Node, masks: list[Any], sums: dict[tuple[Any, ...], fx.Node]) -> Any:
+    """Return the sum of masks, None of none; layers that add the same masks share it."""
+    if len(masks) < 2:
+        return masks[0] if masks else None
+    key = tuple(masks)
+    if key not in sums:
+        total = masks[0]
+        for mask in masks[1:]:
+            like = value(total) + value(mask)
+            total = insert(before, _ADD, (total, mask), total)
+            total.meta["val"] = like
+        sums[key] = total
+    return sums[key]
 
 
 def _without_factor(node: Any) -> tuple[Any, float]:

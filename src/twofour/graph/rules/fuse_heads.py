@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from twofour.graph.base import Rule, argument, aten, calls, insert, replace_with, same_axes, value
+from twofour.graph.base import Rule, argument, aten, calls, insert, replace_with, same_axes, swaps_heads, value
 from twofour.kernels.attention import attention, attention_of_columns
 
 _SPLITS = (aten.view.default, aten.reshape.default, aten.unflatten.int)
@@ -43,7 +43,7 @@ def _columns(operand: Any) -> tuple[fx.Node, int, int] | None:
     """Return the tensor (batch, length, columns) an operand is made of, its first column there and their number."""
     while isinstance(operand, fx.Node) and operand.target in _COPIES:
         operand = operand.args[0]  # attention reads what the copy was made of
-    if not isinstance(operand, fx.Node) or operand.target is not aten.transpose.int or operand.args[1:] != (1, 2):
+    if not swaps_heads(operand):
         return None
     split: Any = operand.args[0]
     if not isinstance(split, fx.Node) or split.target not in _SPLITS or value(split).ndim != 4:
@@ -60,7 +60,7 @@ def _columns(operand: Any) -> tuple[fx.Node, int, int] | None:
 def _joined(node: fx.Node) -> fx.Node | None:
     """Return the node that joins the heads again, the only reader of the answer."""
     reader: Any = _only_reader(node)
-    if reader is None or reader.target is not aten.transpose.int or reader.args[1:] != (1, 2):
+    if not swaps_heads(reader):
         return None
     last = _only_reader(reader)
     if last is not None and last.target in _COPIES:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from twofour.graph.base import Rule, argument, aten, calls, insert, same_axes, value
+from twofour.graph.base import Rule, argument, aten, calls, insert, same_axes, swaps_heads, value
 from twofour.kernels.attention import attention
 
 _MUL, _NARROW = aten.mul.Tensor, (torch.narrow, aten.narrow.default)
@@ -33,8 +33,8 @@ class _Rotation:
     @property
     def columns(self) -> tuple[Any, int, int] | None:
         """Return the product, the first column and their number, None where heads are no columns of a wider product."""
-        split: Any = self.heads.args[0] if self.heads.target is aten.transpose.int else None
-        if split is None or self.heads.args[1:] != (1, 2) or split.target is not aten.view.default:
+        split: Any = self.heads.args[0] if swaps_heads(self.heads) else None
+        if split is None or split.target is not aten.view.default:
             return None
         part, size = split.args[0], split.args[1]
         if part.target not in _NARROW or part.args[1] not in (-1, 2) or value(part).ndim != 3:
