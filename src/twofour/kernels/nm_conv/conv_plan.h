@@ -18,7 +18,7 @@ using twofour::kConvBlock;
 using twofour::kPairRows;
 using twofour::NmConv;
 
-constexpr int64_t kStripBytes = 1 << 20;  // packed input of a strip: about a second-level cache
+constexpr int64_t kStripBytes = 320 << 10;  // packed input of a strip, which stays in L2 with sums and weights that pass by
 
 template <class V, int Wide>
 struct ConvPlan {
@@ -67,7 +67,7 @@ struct ConvPlan {
     packed_floats = strip_floats(a, strip);
     zero_floats = ceil_div(channels, 16) * 16 + Wide * V::width;
     table_ints = tiles * 64;
-    chunk = a.threads > 1 && strip * panels < 4 * a.threads ? kPairRows : 4 * kPairRows;
+    chunk = a.threads > 1 && strip * panels < 4 * a.threads ? kPairRows : 2 * kPairRows;
     sums_floats = (least(chunk, rows) + 1) * vectors * V::width;  // pairs may add a row of zeros
   }
   int64_t strip_floats(const NmConv& a, int64_t count) const {
