@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
 import shutil
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,6 +21,8 @@ import twofour
 from tests.forked import status_of
 from twofour.checkpoints import Checkpoint
 from twofour.errors import FormatError
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="files are guarded by leases on Linux alone")
 
 
 def small() -> nn.Sequential:
@@ -118,3 +126,110 @@ def test_a_file_that_is_renamed_over_while_it_is_read_is_read_again(
 
     monkeypatch.setattr(Checkpoint, "read_all", late)
     assert twofour.export.read(path).plain["weight"].shape == (8, 64) and len(calls) == 2
+
+
+def on_pages(tensor: torch.Tensor, path: Path) -> bool:
+    """Whether a tensor's memory is pages of a file."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        begin, end = (int(part, 16) for part in line.split()[0].split("-"))
+        if begin <= tensor.data_ptr() < end:
+            return line.endswith(str(path))
+    return False
+
+
+def table(model: nn.Module) -> torch.Tensor:
+    return model.get_parameter("0.weight")
+
+
+def notes(model: nn.Module) -> tuple[str, ...]:
+    return cast(Any, model).plan.notes
+
+
+def leased(path: Path) -> bool:
+    """Whether somebody who opens the file to write to it would have to wait."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+    except BlockingIOError:
+        return True
+    return False
+
+
+@pytest.fixture
+def path(tmp_path: Path, times_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TWOFOUR_CACHE", str(times_cache))
+    torch.manual_seed(0)
+    twofour.save(twofour.prune(small(), "2:4", skip=["1"]), tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+@linux
+def test_a_table_is_the_pages_of_its_file_for_as_long_as_it_lives(path: Path) -> None:
+    fast, other = (twofour.load(path, model, tokens=(1,)) for model in (empty(), small()))
+    held = (table(fast), table(other))
+    assert all(on_pages(one, path) for one in held)
+    assert "0.13 MB of it are pages of the file, which processes share" in notes(fast)
+    with torch.no_grad():
+        table(other).zero_()  # of this model alone
+    assert table(fast).any() and torch.equal(table(fast), twofour.export.read(path).plain["0.weight"])
+    del fast, other, held
+    gc.collect()
+    assert not leased(path) and str(path) not in Path("/proc/self/maps").read_text()
+
+
+@linux
+@pytest.mark.parametrize("command", ["cp /bin/sh {}", "dd if=/dev/zero count=1 of={}"])
+def test_another_process_that_writes_to_a_file_waits_until_its_pages_are_copied(path: Path, command: str) -> None:
+    fast, again = (twofour.load(path, empty(), tokens=(1,)) for _ in range(2))
+    want = table(fast).clone()
+    assert on_pages(table(fast), path) and on_pages(table(again), path)
+    subprocess.run(command.format(path).split(), check=True, timeout=30, stderr=subprocess.DEVNULL)
+    for model in (fast, again):
+        assert torch.equal(table(model), want) and not on_pages(table(model), path)
+    assert not leased(path)
+
+
+@linux
+def test_a_process_that_forks_owns_its_pages_and_its_child_too(path: Path) -> None:
+    fast = twofour.load(path, empty(), tokens=(1,))
+    want = table(fast).clone()
+    assert on_pages(table(fast), path)
+
+    def written_under() -> int:
+        cut(path)
+        return 0 if torch.equal(table(fast), want) else 3
+
+    assert status_of(written_under) == 0
+    assert torch.equal(table(fast), want) and not on_pages(table(fast), path)
+
+
+@linux
+def test_other_threads_read_the_pages_while_they_are_copied(path: Path) -> None:
+    fast = twofour.load(path, empty(), tokens=(1,))
+    want, sums, done = table(fast).double().sum(), [], threading.Event()
+
+    def reads() -> None:
+        while not done.is_set():
+            sums.append(table(fast).double().sum())
+
+    threads = [threading.Thread(target=reads) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    cut(path)
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert sums and all(torch.equal(one, want) for one in sums)
+
+
+@linux
+def test_a_file_that_somebody_may_write_to_is_read(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "twofour.checkpoints")
+    with open(path, "r+b"):
+        fast = twofour.load(path, empty(), tokens=(1,))
+    assert not on_pages(table(fast), path) and not any("pages" in note for note in notes(fast))
+    assert (
+        f"{path} is read into memory of this process alone, not mapped: somebody has it open to write to it"
+        in caplog.text
+    )
+    assert not on_pages(table(twofour.load(path, empty(), tokens=(1,), mapped=False)), path)
+    assert not on_pages(table(twofour.load(path, small(), masked=True)), path)

@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from twofour.checkpoints.configuration import CONFIG
-from twofour.checkpoints.entry import ENTRIES, Entry, opened, read_header
+from twofour.checkpoints.entry import ENTRIES, Entry, as_memory, opened, read_header
 from twofour.checkpoints.promise import Promise, read_promise
 from twofour.checkpoints.settled import settled
 from twofour.errors import FormatError, cut
@@ -68,8 +68,14 @@ class Checkpoint:
         return settled(path, (WEIGHTS, INDEX), lambda: cls._found(Path(path)))
 
     @classmethod
-    def open_all(cls, path: str | os.PathLike[str]) -> tuple[Checkpoint, dict[Path, dict[str, Tensor]]]:
+    def open_all(
+        cls, path: str | os.PathLike[str], *, mapped: bool = False
+    ) -> tuple[Checkpoint, dict[Path, dict[str, Tensor]]]:
         """Open a file or folder and read all its tensors, of one save where another process saves it again meanwhile.
+
+        Args:
+            path: The file or folder.
+            mapped: Whether large tensors may stand on the files' own pages.
 
         Raises:
             FormatError: As `open` and `read_all`, or it is saved again and again.
@@ -77,7 +83,7 @@ class Checkpoint:
 
         def read() -> tuple[Checkpoint, dict[Path, dict[str, Tensor]]]:
             found = cls._found(Path(path))
-            return found, found.read_all()
+            return found, found.map_all() if mapped else found.read_all()
 
         return settled(path, (WEIGHTS, INDEX), read)
 
@@ -127,12 +133,24 @@ class Checkpoint:
         Raises:
             FormatError: torch has no type for a tensor, or a file cannot be read or changes meanwhile.
         """
-        found: dict[Path, dict[str, Tensor]] = {}
-        for path in self.files:
-            with opened(path) as file:
-                entries = [entry for entry in self.entries.values() if entry.file == path]
-                found[path] = {entry.name: entry.read_from(file) for entry in entries}
-        return found
+        return {path: self._tensors(path, mapped=False) for path in self.files}
+
+    def map_all(self) -> dict[Path, dict[str, Tensor]]:
+        """Return all tensors as `read_all` does, large ones on pages of their files that processes share.
+
+        They keep their values whatever becomes of the files. A file that the system does not guard is read, and the log
+        says why (`twofour.native.mapped`).
+
+        Raises:
+            FormatError: As `read_all`.
+        """
+        return {path: self._tensors(path, mapped=True) for path in self.files}
+
+    def _tensors(self, path: Path, *, mapped: bool) -> dict[str, Tensor]:
+        with opened(path) as file:
+            entries = [entry for entry in self.entries.values() if entry.file == path]
+            pages = as_memory(path, file, entries) if mapped else None
+            return {entry.name: entry.read_from(file, pages) for entry in entries}
 
     @cached_property
     def promise(self) -> Promise:

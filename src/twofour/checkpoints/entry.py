@@ -7,8 +7,9 @@ bytes one after the other without gaps.
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,9 @@ from torch import Tensor
 from twofour import files
 from twofour.errors import FormatError, cut
 from twofour.files import LARGEST_LIST, unreadable
+from twofour.native.mapped import LEAST, MappedFile
+
+logger = logging.getLogger("twofour.checkpoints")
 
 DTYPES = {
     "F64": torch.float64,
@@ -96,9 +100,15 @@ class Entry:
         """
         return self._typed(self.bytes)
 
-    def read_from(self, file: BinaryIO) -> Tensor:
-        """Read the tensor from its file, which is open already; as `read`."""
-        return self._typed(lambda: _bytes(file, self))
+    def read_from(self, file: BinaryIO, pages: MappedFile | None = None) -> Tensor:
+        """Read the tensor from its file, which is open already; as `read`.
+
+        Args:
+            file: The file.
+            pages: The same file as memory: a large tensor that stands there as torch has it is not read but found.
+        """
+        found = _found(pages, self)
+        return self._typed(lambda: _bytes(file, self) if found is None else found)
 
     def _typed(self, read: Callable[[], Tensor]) -> Tensor:
         dtype = self.torch_dtype
@@ -133,8 +143,28 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         raise _unsettled("file-changed", "a file was written to while it was read", got)
 
 
+def as_memory(path: Path, file: BinaryIO, entries: Collection[Entry]) -> MappedFile | None:
+    """Return an open file as memory, None where no tensor of it is worth that or the system does not guard it."""
+    size = os.fstat(file.fileno()).st_size
+    if not any(LEAST <= entry.nbytes <= size for entry in entries):
+        return None
+    try:
+        return MappedFile(file.fileno())
+    except OSError as error:
+        logger.info("%s is read into memory of this process alone, not mapped: %s", path, error.strerror)
+        return None
+
+
+def _found(pages: MappedFile | None, entry: Entry) -> Tensor | None:
+    """Return a tensor's bytes where they are memory; None where they are not, or not where torch could take them."""
+    dtype = entry.torch_dtype
+    if pages is None or entry.nbytes < LEAST or dtype is None or entry.start % dtype.itemsize:
+        return None
+    return pages.part(entry.start, entry.nbytes)
+
+
 def _bytes(file: BinaryIO, entry: Entry) -> Tensor:
-    """Read, rather than map: a mapped file that another program cuts ends the process that looks at it."""
+    """Read: a mapped file that another program cuts would end the process that looks at it."""
     size = os.fstat(file.fileno()).st_size
     if size < entry.start + entry.nbytes:  # before the memory is asked for
         raise _shorter(entry, size)

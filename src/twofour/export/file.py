@@ -85,18 +85,23 @@ def write(path: str | os.PathLike[str], contents: Contents) -> None:
         write_tensors(temporary, tensors, {"format": "pt", KEY: text})
 
 
-def read(path: str | os.PathLike[str]) -> Contents:
+def read(path: str | os.PathLike[str], *, mapped: bool = False) -> Contents:
     """Read and validate a file or a folder: headers, sizes and every index; plain safetensors are read too.
 
-    Tensors are read into memory of their own: a file may be cut, overwritten or removed afterwards. A folder holds
-    model.safetensors, or model.safetensors.index.json (whose path is taken too) and the files it names.
+    A file may be cut, overwritten or removed afterwards. A folder holds model.safetensors, or
+    model.safetensors.index.json (whose path is taken too) and the files it names.
+
+    Args:
+        path: The file or folder.
+        mapped: Whether large tensors may stand on the files' own pages (`Checkpoint.map_all`); by default each is read
+            into memory of its own.
 
     Raises:
         FormatError: Something is missing, truncated, malformed, of another version, or holds an illegal index; its
             `code` names the row of the table in docs/formats.md.
     """
     target = Path(path)
-    found, tensors = Checkpoint.open_all(target)
+    found, tensors = Checkpoint.open_all(target, mapped=mapped)
     texts = {file: found.metadata[file].get(KEY) for file in found.files}
     described = {file: read_description(file, text) for file, text in texts.items() if text is not None}
     if not described:

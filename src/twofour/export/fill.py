@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from twofour.compiler.conv import answer_in_order
 from twofour.compiler.embeddings import CompiledEmbedding, Tables, heads
 from twofour.compiler.graph import NATIVE
 from twofour.compiler.low_bits import run_low_bits
+from twofour.compiler.plan import Plan
 from twofour.compiler.recurrent import RecurrentLayer
 from twofour.compiler.replaceable import is_linear, left_alone, require_cpu
 from twofour.compiler.terms import Terms
@@ -31,6 +32,7 @@ from twofour.export.fit import misfit, require_fit, with_ties
 from twofour.export.layers import Allowance, FileLayers, Stored, affordable
 from twofour.export.low_bits import LOW_BITS, adopt, require_codes, with_low_bits
 from twofour.layers import PrunableWeight, walk
+from twofour.native.mapped import mapped_bytes
 from twofour.packing import Packed, dense_of
 from twofour.packing.encodings import Bits
 from twofour.patterns import Pattern, parse
@@ -176,7 +178,7 @@ def fill_compiled(
         answer_in_order(fast)
     compiled = {name for name, module in fast.named_modules(remove_duplicate=False) if isinstance(module, COMPILED)}
     outside = {name: weight for name, weight in stored.items() if name.rpartition(".")[0] not in compiled}
-    _assign(fast, {} if isinstance(fast, COMPILED) else _dense(outside, model))
+    _assign(fast, {} if isinstance(fast, COMPILED) else _dense(outside, model), own=True)
     fill_buffers(fast)
     _require_values(path, fast)
     # Layers that stay torch's own keep their masks, as in `compile`.
@@ -187,7 +189,14 @@ def fill_compiled(
     seen = dict(layers.low_bits_counts(fast)), terms, dict(layers.low_bits_images(fast))
     plan = run_low_bits(fast, replace(plan, kept_dense=said.kept_dense), *seen)
     plan = choose_engine(fast, replace(plan, graph=said.graph), example, terms, graph)
-    return with_plan(fast, concluded(plan.with_note(*heads(model, fast, plan.layers)), terms), terms.computing)
+    return with_plan(fast, concluded(plan.with_note(*_notes(model, fast, plan)), terms), terms.computing)
+
+
+def _notes(model: nn.Module, fast: nn.Module, plan: Plan) -> Iterator[str]:
+    """Say what tied heads keep beside their tables, and how much of a loaded model is its file's own pages."""
+    yield from heads(model, fast, plan.layers)
+    if nbytes := mapped_bytes((*fast.parameters(), *fast.buffers())):
+        yield f"{nbytes / 1e6:.2f} MB of it are pages of the file, which processes share"
 
 
 def _patterns(contents: Contents) -> dict[str, Pattern]:
@@ -215,9 +224,14 @@ def _dense(stored: Mapping[str, Stored], model: nn.Module) -> dict[str, Tensor]:
     return {name: made[id(weight)] for name, weight in stored.items()}
 
 
-def _assign(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Fill parameters and buffers; where any is on the meta device, the file's tensors take their places."""
-    assign = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+def _assign(model: nn.Module, state: Mapping[str, Tensor], *, own: bool = False) -> None:
+    """Fill parameters and buffers; in a model of our `own`, or without values, the file's tensors take their places.
+
+    They are then no second copy, and the file's own pages where it is mapped.
+    """
+    if assign := own or any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        held = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
+        state = {name: _like(held[name], tensor) if name in held else tensor for name, tensor in state.items()}
     compiled = {name for name, module in model.named_modules(remove_duplicate=False) if isinstance(module, COMPILED)}
     tied = _tied(model) if assign else []
     found = model.load_state_dict(dict(state), strict=False, assign=assign)
@@ -227,6 +241,13 @@ def _assign(model: nn.Module, state: Mapping[str, Tensor]) -> None:
             setattr(model.get_submodule(owner), attribute, model.get_parameter(first))
     missing = [name for name in found.missing_keys if name.rpartition(".")[0] not in compiled]
     assert not missing and not found.unexpected_keys, (missing, found.unexpected_keys)
+
+
+def _like(held: Tensor, tensor: Tensor) -> Tensor:
+    """Return a tensor as a model's own has it: of its type, and its order of memory; itself where that is so."""
+    if held.is_meta or (held.dtype == tensor.dtype and held.is_contiguous()):
+        return tensor
+    return torch.empty_like(held).copy_(tensor)
 
 
 def _tied(model: nn.Module) -> list[list[str]]:

@@ -121,6 +121,7 @@ def load(
     graph: bool | str = "auto",
     example: Any = None,
     measure: bool = False,
+    mapped: bool = True,
 ) -> nn.Module:
     """Read a file that `save` wrote into a model of the same architecture.
 
@@ -141,6 +142,9 @@ def load(
             those it was compiled with are made up, of random numbers.
         measure: Measure every kernel here once more. False takes the times that the file carries from this machine, or
             from another one with the same instruction sets and as many threads, and measures what they leave open.
+        mapped: Let large tensors that run as the file has them, tables of embeddings above all, stand on the file's own
+            pages, which processes share; they keep their values whatever becomes of it. A file that the system does not
+            guard is read, and the log says why. False reads every file; `masked=True` always does.
 
     Raises:
         FormatError: The file is damaged, does not fit the model, or (`masked`) says of no weight that it is sparse.
@@ -160,7 +164,7 @@ def load(
     def filled() -> nn.Module:  # `contents` is gone when it ends
         if masked:
             return fill_given(path, model, read(path))
-        twin, contents = fitting(path, model, read(path))
+        twin, contents = fitting(path, model, read(path, mapped=mapped))
         return fill_compiled(path, twin, contents, memory, tokens, graph, example, measure)
 
     loaded = filled()

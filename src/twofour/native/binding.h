@@ -109,6 +109,7 @@ void bind_fused_block(nb::module_& m);
 void bind_copy(nb::module_& m);
 void bind_executor(nb::module_& m);
 void bind_held(nb::module_& m);
+void bind_mapped(nb::module_& m);
 
 // Lets the border read tensors, and its refusals become errors of Python.
 void read_tensors();

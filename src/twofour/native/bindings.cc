@@ -73,4 +73,5 @@ NB_MODULE(_ext, m) {
   bind_copy(m);
   bind_executor(m);
   bind_held(m);
+  bind_mapped(m);
 }
