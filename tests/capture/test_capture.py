@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch.fx import config as fx_config
 
 from twofour.capture import KEPT, Guard, arguments, capture, forward
 from twofour.errors import CompileError
@@ -79,6 +80,47 @@ def test_a_model_that_branches_on_values_is_refused() -> None:
         capture(Branching(), {"x": torch.randn(2, 3)})
     assert len(caught.value.reasons) == 3 and "graph=False" in str(caught.value)
     assert all("follows from the values of a tensor" in reason for reason in caught.value.reasons)
+
+
+class Knows:
+    """A class that torch's captures do not know."""
+
+
+class Answers(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, Knows]:
+        return x + 1, Knows()
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = nn.Buffer(torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "why"), [(Answers(), "not a known type"), (Counts(), "changes the model or its input")]
+)
+def test_what_other_sizes_do_not_mend_is_tried_once(
+    model: nn.Module, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt traces the whole model: of one image or sentence five were made."""
+    attempts, export = [], torch.export.export
+    monkeypatch.setattr(torch.export, "export", lambda *args, **named: attempts.append(1) or export(*args, **named))
+    with pytest.raises(CompileError, match="the model cannot be captured as a graph") as caught:
+        capture(model, {"x": torch.randn(1, 3)})
+    assert len(caught.value.reasons) == len(attempts) == 1 and why in caught.value.reasons[0]
+
+
+def test_nodes_carry_no_lines_of_python() -> None:
+    """Nobody reads them, and looking them up took a third of a capture."""
+    before = fx_config.do_not_emit_stack_traces
+    graph = capture(Block(), {"x": torch.randn(2, 3, 8)})
+    assert not any(node.stack_trace for node in graph.module.graph.nodes)
+    assert fx_config.do_not_emit_stack_traces is before
 
 
 def test_a_failing_attempt_leaves_torchs_traces_out_of_the_log(capfd: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import twofour
-from tests.compiler.test_decoding import graphs  # noqa: F401  a fixture
+from tests.compiler.test_decoding import exports_of, graphs  # noqa: F401  a fixture
 from twofour.compiler.cross_decoder import CrossDecoding
 
 from .small import TOKENS
@@ -45,6 +45,8 @@ def whisper() -> tuple[Any, dict[str, Any]]:
 
 
 _compiled: dict[str, tuple[Any, Any, dict[str, Any]]] = {}
+_exports: dict[str, int] = {}
+"""How many times torch traced a model while it was compiled."""
 
 
 def compiled(make: Any) -> tuple[Any, Any, dict[str, Any]]:
@@ -52,7 +54,9 @@ def compiled(make: Any) -> tuple[Any, Any, dict[str, Any]]:
     if make.__name__ not in _compiled:
         model, example = make()
         masked = twofour.prune(model, "2:4")
-        fast = twofour.compile(masked, example, tokens=TOKENS)
+        with exports_of(torch.export) as made:
+            fast = twofour.compile(masked, example, tokens=TOKENS)
+        _exports[make.__name__] = len(made)
         _compiled[make.__name__] = masked, fast, {k: v for k, v in example.items() if k[:7] != "decoder"}
     return _compiled[make.__name__]
 
@@ -100,6 +104,10 @@ def test_steps_run_on_a_graph_and_answer_as_the_layers(models: Any, steps: list[
     torch.testing.assert_close(got, want, atol=2e-4, rtol=1e-3)
     for layer, other in zip(held.self_attention_cache.layers, cache.self_attention_cache.layers, strict=True):
         torch.testing.assert_close(other.keys, layer.keys, atol=1e-4, rtol=1e-3)
+
+
+def test_a_compile_traces_a_step_alone(models: Any) -> None:
+    assert _exports == dict.fromkeys(_compiled, 1)
 
 
 def test_copies_and_other_orders_of_a_cache(models: Any, steps: list[bool]) -> None:

@@ -5,6 +5,7 @@ import logging
 import pickle
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,8 +54,19 @@ def llama(**options: Any) -> Any:
 
 
 _compiled: dict[str, tuple[Any, Any]] = {}
+_exports: dict[str, int] = {}
+"""How many times torch traced a model while it was compiled."""
 _beside: dict[str, tuple[int, int]] = {}
 """Bytes that the graphs of a model keep besides its layers, and again once they are counted, as it was compiled."""
+
+
+@contextmanager
+def exports_of(module: Any) -> Iterator[list[int]]:
+    """Note each trace of a model inside."""
+    made, export = list[int](), module.export
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "export", lambda *args, **named: made.append(1) or export(*args, **named))
+        yield made
 
 
 @pytest.fixture(params=["gpt2", "llama"])
@@ -62,8 +74,9 @@ def models(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
     """The masked model and the compiled one, whose graphs are made once."""
     if request.param not in _compiled:
         masked = twofour.prune({"gpt2": gpt2, "llama": llama}[request.param](), "2:4")
-        fast = twofour.compile(masked, {"input_ids": IDS}, tokens=TOKENS)
-        _compiled[request.param] = masked, fast
+        with exports_of(torch.export) as made:
+            fast = twofour.compile(masked, {"input_ids": IDS}, tokens=TOKENS)
+        _compiled[request.param], _exports[request.param] = (masked, fast), len(made)
         _beside[request.param] = beside(fast)  # calls of tests make further layouts
     yield _compiled[request.param]
 
@@ -115,6 +128,12 @@ def test_generate_runs_on_graphs_and_gives_the_same_tokens(models: tuple[Any, An
     assert any(note.startswith("decoding (1 x 9 tokens in the cache): a step 1000.000 ms") for note in fast.plan.notes)
     assert torch.equal(generated(fast, IDS), generated(masked, IDS))
     assert calls == ["_begun", *["_stepped"] * 11]
+
+
+def test_a_compile_traces_a_step_and_a_prompt(models: tuple[Any, Any], request: pytest.FixtureRequest) -> None:
+    """A trace takes as long as all else together; five more found that the model answers with a cache."""
+    assert _exports[request.node.callspec.params["models"]] == 2
+    assert "it answers with a cache, which no graph holds" in models[1].plan.account.reason
 
 
 def test_the_plan_says_what_the_graphs_keep_besides_the_model(

@@ -10,9 +10,9 @@ from twofour.capture.forward import (
     capture,
     changes_in_place,
     outside_tracing,
-    without_torchs_log,
 )
 from twofour.capture.guard import Guard
+from twofour.capture.quiet import without_torchs_log
 
 __all__ = [
     "KEPT",

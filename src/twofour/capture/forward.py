@@ -6,12 +6,9 @@ The graph comes from torch.export without decompositions, so that linear, attent
 from __future__ import annotations
 
 import logging
-import os
 import re
-import sys
 import threading
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass
@@ -20,12 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.export.graph_signature import InputKind, OutputKind
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from twofour.calls import without_fast_paths
+from twofour.capture.quiet import OthersAlone, quietly
 from twofour.errors import CompileError, cut
 
 logger = logging.getLogger("twofour.capture")
@@ -130,6 +127,15 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {_first_line(error)}".removeprefix("_TooLateError: ")
 
 
+_CHANGES = "the forward changes the model or its input"
+
+
+def _is_of_sizes(error: Exception) -> bool:
+    """Tell whether an attempt with fewer free sizes may go better: what is answered and changed is the same in all."""
+    unknown = isinstance(error, RuntimeError) and "in output, which is not a known type" in str(error)
+    return not unknown and not (isinstance(error, CompileError) and error.what == _CHANGES)
+
+
 def _first_line(error: Exception) -> str:
     line = next(iter(str(error).strip().splitlines()), "without a message")
     return cut(re.sub(r"\s*(See )?https?://\S*", "", line), 200)
@@ -158,22 +164,14 @@ def capture(
         CompileError: The model cannot be captured: torch's reason follows.
     """
     reasons: list[str] = []
-    with (
-        TRACING,
-        _kept_whole(model, kept or {}),
-        without_fast_paths(),
-        torch.no_grad(),
-        warnings.catch_warnings(),
-        without_torchs_log(),
-    ):
-        warnings.simplefilter("ignore")  # of torch's own deprecations: whatever fails raises
+    with TRACING, _kept_whole(model, kept or {}), without_fast_paths(), torch.no_grad(), quietly():
         late: set[str] = set()
         for name, sizes, attempt in _attempts(example, dynamic):
             if name in late:
                 continue
             leaves, spec = tree_flatten(attempt)  # before the forward, which may write into what it is given
             try:
-                with _Deadline(name) if sizes is not None else nullcontext(), redirect_stderr(_OthersAlone()):
+                with _Deadline(name) if sizes is not None else nullcontext(), redirect_stderr(OthersAlone()):
                     program = torch.export.export(model, (), attempt, dynamic_shapes=sizes, strict=False)
                     if any(changes_in_place(node) for node in program.graph.nodes):
                         program = program.run_decompositions({})  # the same operators, without changes in place
@@ -183,55 +181,14 @@ def capture(
                 if (reason := _reason(error)) not in reasons:  # most attempts fail for one
                     logger.info("capture with %s failed: %s", name, reason)
                 reasons.append(reason)
+                if not _is_of_sizes(error):
+                    break
     raise CompileError(
         "the model cannot be captured as a graph",
         reasons=reasons,
         wanted="a forward that torch.export can follow: no branch on a tensor's values, no code outside torch",
         remedy=WITHOUT_A_GRAPH,
     )
-
-
-@contextmanager
-def without_torchs_log() -> Iterator[None]:
-    """Keep what torch logs of this thread's attempts, traces and the model's code, from the user's terminal.
-
-    What matters of it is in the reason of a refusal. Whoever sets TORCH_LOGS wants to see all of it.
-    """
-    if "TORCH_LOGS" in os.environ:
-        yield
-        return
-    thread = threading.get_ident()
-    known = [logging.getLogger(name) for name in list(logging.root.manager.loggerDict) if name.split(".")[0] == "torch"]
-    handlers = {handler for one in known for handler in one.handlers}
-
-    def elsewhere(record: logging.LogRecord) -> bool:
-        return record.thread != thread
-
-    for handler in handlers:
-        handler.addFilter(elsewhere)
-    try:
-        yield
-    finally:
-        for handler in handlers:
-            handler.removeFilter(elsewhere)
-
-
-class _OthersAlone:
-    """Standard error for all threads but this one: torch prints there how far a failing export came."""
-
-    def __init__(self) -> None:
-        self._thread, self._stream = threading.get_ident(), sys.stderr
-
-    def write(self, text: str) -> int:
-        """Write what another thread writes."""
-        return len(text) if threading.get_ident() == self._thread else self._stream.write(text)
-
-    def flush(self) -> None:
-        """Flush the stream itself."""
-        self._stream.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 def _attempts(example: Mapping[str, Any], dynamic: bool) -> Iterator[tuple[str, Any, dict[str, Any]]]:
@@ -311,10 +268,10 @@ class _Deadline(TorchFunctionMode):
 
 def _graph(program: Any, leaves: Sequence[Any], spec: TreeSpec, dynamic: bool, reason: str) -> Graph:
     signature = program.graph_signature
-    odd = {spec.kind.name for spec in signature.output_specs} - {OutputKind.USER_OUTPUT.name}
+    odd = {spec.kind.name for spec in signature.output_specs} - {"USER_OUTPUT"}
     if odd:
         raise CompileError(
-            "the forward changes the model or its input",
+            _CHANGES,
             got=", ".join(sorted(odd)),
             wanted="a forward that computes outputs and leaves buffers and inputs as they are",
             remedy=WITHOUT_A_GRAPH,
@@ -371,9 +328,7 @@ def _unlifted(program: Any) -> fx.GraphModule:
     root = nn.Module()
     held = {**dict(program.state_dict), **program.constants}
     targets = {
-        spec.arg.name: spec.target
-        for spec in program.graph_signature.input_specs
-        if spec.kind is not InputKind.USER_INPUT
+        spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.kind.name != "USER_INPUT"
     }
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from twofour.calls import Example
 from twofour.capture import Graph, Guard, arguments, capture, without_torchs_log
@@ -158,11 +158,12 @@ def _captured(fast: nn.Module, given: Mapping[str, Any]) -> Graph:
     layers, convs = compiled_layers(fast)
     if "" in layers or "" in convs:
         raise _RefusedError("the model is a single layer: a model with operators around its layers gains from a graph")
+    if why := _cache_in(fast, given):
+        raise _RefusedError(f"the model cannot be captured as a graph: {why}")
     try:
         return capture(fast, given, kept_layers(fast))
     except CompileError as error:
-        why = _cache_in(fast, given, error) or next(iter(error.reasons), error.wanted)
-        raise _RefusedError(str(error).partition("\n")[0] + f": {why}") from error
+        raise _RefusedError(f"{str(error).splitlines()[0]}: {next(iter(error.reasons), error.wanted)}") from error
 
 
 def kept_layers(fast: nn.Module, *, floats: bool = False) -> dict[str, tuple[int, ...]]:
@@ -315,13 +316,14 @@ def _is_empty(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and not leaf.numel()
 
 
-def _cache_in(fast: nn.Module, given: Mapping[str, Any], error: CompileError) -> str:
+def _cache_in(fast: nn.Module, given: Mapping[str, Any]) -> str:
     """Return what to do where a Hugging Face model answers with a cache, which no graph can hold, "" elsewhere.
 
-    transformers' `generate` passes a cache whatever the example was, so that no example makes a graph of it.
+    One run of the layers shows it; torch.export traces the whole model, for each kind of sizes, before it says so.
     """
     asked = getattr(getattr(fast, "config", None), "use_cache", False) and given.get("use_cache") is not False
-    if not asked or "Cache'>" not in str(error):
+    answer = by_layers(fast, tree_map(lambda leaf: leaf, dict(given))) if asked else None
+    if not any(type(leaf).__name__.endswith("Cache") for leaf in tree_leaves(answer)):
         return ""
     names = ", ".join(f'"{name}": {name}' for name in given if name not in ("use_cache", *NAMES))
     example = f'example={{{names}, "use_cache": False}}'
