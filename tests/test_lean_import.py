@@ -7,6 +7,8 @@ from pathlib import Path
 import twofour
 
 FOR_TESTS = ("jaxtyping", "beartype")
+DYNAMO = ("torch._dynamo", "sympy", "twofour.training")
+"""What is imported where something is captured, compiled or trained: half of the time that a command took to start."""
 HEAVY = ("triton", "transformers", "sklearn", "rich", "typer", "safetensors", "twofour.native", "twofour.kernels")
 
 
@@ -25,10 +27,14 @@ from typer.testing import CliRunner
 from twofour.cli import app
 assert CliRunner().invoke(app, ["--version"]).exit_code == 0
 assert CliRunner().invoke(app, ["kernels", "--help"]).exit_code == 0
+assert CliRunner().invoke(app, ["--help"]).exit_code == 0
 others = [name for name in ("compiler", "hardware", "training", "optimizing") if f"twofour.{{name}}" in sys.modules]
 assert not others, others
 
-twofour.prune, twofour.check, twofour.compile
+from twofour.cli import advise, bench, check, explain, export, importing, optimize, prune, report, shrink
+twofour.prune, twofour.check, twofour.compile, twofour.save
+slow = [name for name in {DYNAMO} if name in sys.modules]
+assert not slow, slow
 assert "transformers" not in sys.modules and "sklearn" not in sys.modules
 assert "compile" in dir(twofour)
 try:
@@ -55,6 +61,28 @@ assert not hasattr(twofour, "legal") and not hasattr(twofour, "__nothing__")
     ]
     assert {"export", "checker", "compat", "errors"} <= set(stages)
     subprocess.run([sys.executable, "-c", code, *stages], check=True, timeout=120)
+
+
+def test_a_help_page_waits_for_no_torch() -> None:
+    """`twofour --help` took four seconds; of a wrong word too nothing but this package's names is needed."""
+    code = f"""
+import sys
+from typer.testing import CliRunner
+from twofour.cli import app
+from twofour.cli.app import COMMANDS
+run = lambda *words: CliRunner().invoke(app, words)
+assert run("--version").exit_code == 0
+listed = run("--help").output
+assert all(name in listed for name in COMMANDS), listed
+assert "'check'" in run("chekc").output
+heavy = [name for name in ("torch", *{HEAVY + DYNAMO}) if name in sys.modules and name not in ("rich", "typer")]
+assert not heavy, heavy
+run("kernels")
+assert "torch" in sys.modules
+heavy = [name for name in {DYNAMO} if name in sys.modules]
+assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_one_openmp_runtime_in_the_process() -> None:

@@ -20,6 +20,7 @@ from tests.cli.small import ZOO, refused
 from twofour import native
 from twofour.checkpoints import PROMISE, Checkpoint
 from twofour.cli import source
+from twofour.cli.app import _docstring, _Imported
 from twofour.errors import FormatError, SourceError
 
 
@@ -29,6 +30,14 @@ def test_version_and_help(run):
     looking = ("check", "advise", "bench", "explain", "estimate", "simulate", "kernels", "report")
     for verb in ("demo", "optimize", "prune", "shrink", "import", "export", *looking):
         assert f" {verb} " in listed
+
+
+def test_the_help_says_of_each_command_what_its_own_page_does(run):
+    """It reads the commands' sources and imports none of them."""
+    listed = run("--help").stdout
+    for name, command in _Imported().items():
+        assert command.help and _docstring(name) == command.help, name
+        assert f" {name} " in listed and command.help[:20] in listed, name
 
 
 def test_a_real_process(tmp_path: Path):

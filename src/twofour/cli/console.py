@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from twofour import measure
 from twofour.errors import MeasureError, SourceError, TwofourError
 from twofour.files import LARGEST_LIST, read_json
 from twofour.progress import Progress
@@ -123,6 +122,8 @@ def write(path: Path | None, content: object) -> None:
         SourceError: The file cannot be written.
     """
     if path is not None:
+        from twofour import measure  # with torch, a second and a half that a help page does not wait for
+
         try:
             measure.write_json(path, measure.without_nan(content))
         except (MeasureError, OSError) as error:

@@ -165,12 +165,14 @@ class PreparedWeights:
         held = self._held[layout]
         return (kernel.run, held, kernel.any_axes) if held else (_First(self, kernel), layout, kernel.any_axes)
 
-    @torch.compiler.assume_constant_result
     def _made_whole(self) -> bool:
         """Make what was left out; torch.compile calls this while it traces, and sees nothing of it."""
         if not all(self._held) or len(self._tensors) < len(self._held):
             self._tensors = [tensor for one in self.weights for tensor in one.tensors]
         return True
+
+    # What torch.compiler.assume_constant_result does; that imports all of torch.compile, a second or two.
+    vars(_made_whole)["_dynamo_marked_constant"] = True
 
     @property
     def held(self) -> list[Prepared]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._sympy.numbers import int_oo
 
 from twofour.capture import KEPT, Graph
 from twofour.graph.stored.check import MOST_CONSTANTS, MOST_NODES, VERSION
@@ -91,6 +90,8 @@ class _Writer:
         if not expression.is_Symbol:
             raise UnfitError(f"a size of an input is {expression}")
         if expression not in self._known:
+            from torch.utils._sympy.numbers import int_oo  # slow to import; loaded by whoever made the symbol
+
             self._known[expression] = name = f"s{len(self._known)}"
             bounds = environment.bound_sympy(expression)
             self.symbols[name] = [int(size.node.hint), None if bounds.upper == int_oo else int(bounds.upper)]

@@ -9,16 +9,11 @@ from itertools import accumulate
 from math import prod
 from typing import Any
 
-import sympy
 import torch
 from torch import Tensor, fx, nn
 from torch._dispatch.python import enable_python_dispatcher
-from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.fx.node import map_arg
 from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path
-from torch.utils._sympy.printers import PythonPrinter
 
 from twofour.capture import KEPT, TRACING, Graph, Structure, attribute
 from twofour.errors import cut
@@ -88,6 +83,9 @@ class _Builder:
         held: Mapping[str, Tensor],
         kept: Mapping[str, tuple[int, ...]],
     ) -> None:
+        from torch._subclasses.fake_tensor import FakeTensorMode  # with sympy a second: files without a graph go on
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
         self.found, self.model, self.held, self.kept = found, model, held, kept
         self.environment = ShapeEnv()
         self.mode = FakeTensorMode(shape_env=self.environment, allow_non_fake_inputs=False, export=True)
@@ -126,6 +124,9 @@ class _Builder:
 
     def further_guards(self, structure: Any, symbols: Mapping[str, Any]) -> Iterator[str]:
         """Yield what operators assumed of sizes here, which the graph then holds for alone, as `Guard` reads it."""
+        import sympy
+        from torch.utils._sympy.printers import PythonPrinter
+
         names = [f"L{keystr(path)}" for path, _ in tree_flatten_with_path(structure)[0]]
         sizes = {
             symbols[size].node.expr: sympy.Symbol(f"{name}.size()[{axis}]", integer=True)
@@ -138,6 +139,9 @@ class _Builder:
 
     def symbol(self, hint: int, most: int | None) -> Any:
         """Return a symbol for a size: what it was when the graph was captured, and its largest."""
+        from torch._dynamo.source import ConstantSource
+        from torch.fx.experimental.symbolic_shapes import DimDynamic
+
         source = ConstantSource(f"stored_{len(self.environment.backed_var_to_val)}")
         symbol: Any = self.environment.create_symbol(hint, source, DimDynamic.DYNAMIC)
         if most is not None:
