@@ -111,9 +111,8 @@ def search(
     unit = 2.0**32 if matrix.max() > _MOST else 1.0
     sought = matrix / unit if unit > 1 else matrix
     if isinstance(pattern, PairedNM):
-        found = _search(
-            sought.unflatten(1, (-1, 2)).sum(2), pattern.n // 2, pattern.m // 2, escapes, seed, window, rounds, progress
-        )
+        pairs = sought.unflatten(1, (-1, 2)).sum(2)
+        found = _search(pairs, pattern.n // 2, pattern.m // 2, escapes, seed, window, rounds, progress)
         order = (found[:, None] * 2 + torch.arange(2, device="cpu")).ravel()
     elif isinstance(pattern, NM):
         order = _search(sought, pattern.n, pattern.m, escapes, seed, window, rounds, progress)
