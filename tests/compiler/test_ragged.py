@@ -132,6 +132,13 @@ def test_packing_does_not_hang_on_torchs_switch() -> None:
         torch.backends.mha.set_fastpath_enabled(True)
 
 
+def test_a_model_whose_call_is_long_is_tried_on_two_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, fast = dense()
+    assert "of 64 tokens" in fast.plan.account.ragged
+    monkeypatch.setattr(ragged, "LONG_CALL", 0.0)
+    assert "of 32 tokens" in compiled(bert()).plan.account.ragged
+
+
 @pytest.mark.long
 def test_an_example_with_padding_is_compared_as_a_whole() -> None:
     model = bert()

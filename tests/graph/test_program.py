@@ -3,11 +3,13 @@
 import copy
 import pickle
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from twofour.capture import capture
 from twofour.graph import Program
+from twofour.graph import program as program_module
 
 
 class Model(nn.Module):
@@ -57,6 +59,15 @@ def test_a_timed_program_says_what_each_call_took() -> None:
     times = run.seconds([torch.randn(3, 4)], repeats=3)
     assert "linear" in [name for name, _ in times]
     assert all(seconds >= 0 for _, seconds in times)
+
+
+def test_two_runs_of_a_long_program_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program_module, "LONG_SECONDS", 0.0)
+    _, run = program(timed=True)
+    x, seen = torch.randn(3, 4), []
+    monkeypatch.setattr(program_module.statistics, "median", lambda column: seen.append(len(column)) or min(column))
+    run.seconds([x], repeats=7)
+    assert set(seen) == {2}
 
 
 def test_names_of_the_model_and_of_the_program_do_not_meet() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import hashlib
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,9 @@ FILLS = (1e3, -1e3)
 
 MOST_SEQUENCES, MOST_TRIED = 4, 1024
 """Sequences that the example is repeated to, where they have so many tokens at most; else to two."""
+
+LONG_CALL = 0.25
+"""Seconds of a call of the example from which it is repeated to two as well: twenty calls of such a batch are made."""
 
 HIDDEN = -1000.0
 """A score that this is added to has no weight: e^-1000 is 0 in float32."""
@@ -151,7 +155,10 @@ def _chosen(
     held: Sequence[str],
 ) -> RaggedChoice:
     found = pack(module)
-    leaves = _with_padding(found.mask, guard, example)
+    begin = time.perf_counter()
+    padded(*example)
+    most = 2 if time.perf_counter() - begin > LONG_CALL else MOST_SEQUENCES
+    leaves = _with_padding(found.mask, guard, example, most)
     _require_mask(module, found.mask, leaves)
     if longer := _longer(found.mask, guard, leaves):
         _require_mask(module, found.mask, longer)
@@ -171,8 +178,8 @@ def _real(mask: Tensor) -> str:
     return f"{real_tokens(mask)} of {mask.numel()} tokens"
 
 
-def _with_padding(index: int, guard: Guard, example: Sequence[Any]) -> list[Any]:
-    """Return leaves like the example's whose sequences are of many lengths, of more sequences where there were few.
+def _with_padding(index: int, guard: Guard, example: Sequence[Any], most: int) -> list[Any]:
+    """Return leaves like the example's whose sequences are of many lengths, of up to `most` where there were fewer.
 
     Raises:
         NotRaggedError: Of such a mask nobody counts the tokens, or the example's sequences are of one.
@@ -182,7 +189,7 @@ def _with_padding(index: int, guard: Guard, example: Sequence[Any]) -> list[Any]
         raise NotRaggedError(f"its mask is of {mask.dtype}, not of {', '.join(map(str, MASKS))}")
     if mask.shape[1] < 2:
         raise NotRaggedError("the example's sequences are of one token, on which padding cannot be tried")
-    wanted = MOST_SEQUENCES if MOST_SEQUENCES * mask.shape[1] <= MOST_TRIED else 2
+    wanted = most if most * mask.shape[1] <= MOST_TRIED else 2
     first = [place for place, axis in guard.free if axis == 0]
     if len(mask) < wanted and index in first:
         for place in first:

@@ -43,6 +43,10 @@ OPERATORS: dict[Any, str] = {
 """The same for arithmetic of two operands."""
 
 
+LONG_SECONDS = 1.0
+"""Seconds after which two runs are enough to time the calls of a program: a large model takes one for each."""
+
+
 class Program:
     """Straight-line Python made from a graph module; holds what the text refers to and no graph.
 
@@ -83,14 +87,15 @@ class Program:
 
         Args:
             leaves: Inputs.
-            repeats: Runs that count; one more goes before them.
+            repeats: Runs that count, two at least in `LONG_SECONDS`; one more goes before them.
         """
         times: list[float] = []
         # One thread's processor time is honest on a shared machine; several threads take wall time.
         clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
         run = self._compiled({"__times": times, "__clock": clock})
         runs: list[list[float]] = []
-        for _ in range(repeats + 1):
+        begin = time.perf_counter()
+        while len(runs) <= repeats and (len(runs) < 3 or time.perf_counter() - begin < LONG_SECONDS):
             times.clear()
             run(*leaves)
             runs.append([after - before for before, after in pairwise(times)])
