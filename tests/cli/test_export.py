@@ -222,7 +222,7 @@ def test_what_a_file_says_of_its_weights_goes_before_their_packed_form(zoo) -> N
 
 def test_options_that_mean_nothing_are_refused(zoo) -> None:
     words = ("export", "zoo_more:pruned", "--out", "x.safetensors", "--to", "safetensors")
-    for option in (("--dtype", "int8"), ("--input", "5x5"), ("--fixed-batch",), ("--recipe", "r.toml")):
+    for option in (("--dtype", "int8"), ("--input", "5x5"), ("--fixed-batch",), ("--recipe", "r.toml"), ("--smooth",)):
         refused(zoo(*words, *option), f"{option[0]} means nothing for --to safetensors")
     onnx = ("export", "zoo_more:pruned", "--out", "x.onnx", "--to", "onnx", "--input", "64")
     refused(zoo(*onnx, "--data", "zoo_more:inputs"), "leave --input out")

@@ -177,4 +177,11 @@ def test_bench_is_the_measuring_half(run: Any, rows: str) -> None:
     assert run("report", "record.json").exit_code == 0 and Path("report.html").exists()
     assert run("bench", "zoo_cli:small", "--input", "64", "--batch", "2", *QUICK).exit_code == 0
     refused(run("bench", "zoo_cli:small", "--input", "64", "--dtype", "float7", *QUICK), "float7")
+    tables = ("--dtype", "int8", "--embeddings", "int8", "--data", "zoo_cli:ids", "--smooth", *QUICK)
+    result = run("bench", "zoo_cli:tagger", *tables, "--out", "tables.json")
+    assert result.exit_code == 0, result.output
+    assert "embeddings in int8: 1 tables" in measure.Record.load("tables.json").meta["plans"]["twofour, int8"]
+    smooth = ("bench", "zoo_cli:small", "--smooth", *QUICK)
+    refused(run(*smooth, "--input", "64", "--dtype", "int8"), "--dtype int8 with --data")
+    refused(run("bench", "zoo_cli:small", "--input", "64", "--embeddings", "int8", *QUICK), "leave --embeddings out")
     assert "zoo_cli" in sys.modules

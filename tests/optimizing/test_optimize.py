@@ -229,6 +229,8 @@ def test_a_shrunk_model_loads_into_the_large_one_and_its_search_is_not_made_agai
         ({"without": ("torch eager",)}, "no such runtime to leave out"),
         ({"pooling": "max"}, "the pooling is not known"),
         ({"widths": ["w99"]}, "the widths of a layer are not known"),
+        ({"smooth": True}, "smoothed before int8 rounds them, on data"),
+        ({"embeddings": "int4"}, "the type of embeddings is not known"),
         ({"batch": 9}, "no batch of the data has 9 samples"),
         ({"samples": 0}, "`samples` cannot be used"),
     ],

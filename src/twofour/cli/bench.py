@@ -11,9 +11,9 @@ from twofour import optimizing
 from twofour.calibration import take
 from twofour.cli import data as inputs
 from twofour.cli import source as sources
-from twofour.cli.console import JsonFile, print_table, progress, say, write
-from twofour.cli.optimize import Batch, Length, Seconds, Threads, Without, use_threads
-from twofour.cli.options import SampleShape
+from twofour.cli.console import JsonFile, print_table, progress, remedies_of_options, say, write
+from twofour.cli.optimize import REMEDIES, Batch, Length, Seconds, Threads, Without, use_threads
+from twofour.cli.options import Embeddings, SampleShape, Smooth
 from twofour.criteria import SAMPLES
 from twofour.measure import Record
 from twofour.optimizing.samples import example_of
@@ -38,6 +38,8 @@ def bench(
     dtype: Annotated[
         list[str] | None, typer.Option(help="Computing type; may be given several times.", show_default="float32")
     ] = None,
+    embeddings: Embeddings = None,
+    smooth: Smooth = False,
     without: Without = None,
     seconds: Seconds = SECONDS,
     threads: Threads = None,
@@ -58,7 +60,9 @@ def bench(
             batches = inputs.fitted(read, model, SAMPLES)
             example = example_of(take(model, batches, SAMPLES), batch)
         options: dict[str, Any] = {"without": without or (), "seconds": seconds, "name": source, "data": batches}
-        record = optimizing.bench(model, example, dtype or "float32", tell=lambda what: advance(0, 0, what), **options)
+        options |= {"embeddings": embeddings, "smooth": smooth, "tell": lambda what: advance(0, 0, what)}
+        with remedies_of_options(REMEDIES):
+            record = optimizing.bench(model, example, dtype or "float32", **options)
     show(record)
     if out is not None:
         record.save(out)

@@ -12,7 +12,7 @@ from twofour import compiler, measure
 from twofour.cli import data as inputs
 from twofour.cli import source as sources
 from twofour.cli.console import JsonFile, print_table, progress, say, write
-from twofour.cli.options import SampleShape
+from twofour.cli.options import Embeddings, SampleShape
 from twofour.compiler import Plan
 from twofour.drawing import require_format, require_matplotlib
 from twofour.errors import SourceError
@@ -32,6 +32,7 @@ def explain(
         str | None, typer.Option(metavar="DATA", help="Inputs as for `twofour prune`, two samples of which are taken.")
     ] = None,
     dtype: Annotated[str, typer.Option(help="Computing type: float32, bfloat16, int8 or int4.")] = "float32",
+    embeddings: Embeddings = None,
     rules: Annotated[str, typer.Option(help="Rules of algebra: exact or close (docs/rewriting.md).")] = "exact",
     threads: Annotated[int | None, typer.Option(min=1, help="Threads; torch's default when left out.")] = None,
     json: JsonFile = None,
@@ -49,7 +50,7 @@ def explain(
     example, _ = inputs.traced(
         model, found, given, length, data, what="A graph is captured by running the model", batch=batch
     )
-    fast: Any = compiler.compile(model, dtype=dtype, example=example, graph=True, rules=rules)
+    fast: Any = compiler.compile(model, example, dtype, embeddings=embeddings, graph=True, rules=rules)
     plan: Plan = fast.plan
     show(plan)
     if out is not None:

@@ -15,7 +15,7 @@ from twofour.cli import data as calibration
 from twofour.cli import source as sources
 from twofour.cli import sparse
 from twofour.cli.console import JsonFile, progress, remedies_of_options, say, write
-from twofour.cli.options import SampleShape
+from twofour.cli.options import Embeddings, SampleShape, Smooth
 from twofour.errors import SourceError
 from twofour.export.onnx import OPSET, Exported
 from twofour.export.onnx.write import OLDEST, OPSETS, require_packages
@@ -29,11 +29,14 @@ ONLY = {
     **dict.fromkeys(("given", "length", "data", "dtype"), TRACED),
     **dict.fromkeys(("matmul", "opset", "fixed"), ("onnx",)),
     **dict.fromkeys(("recipe", "accuracy"), ("huggingface",)),
+    **dict.fromkeys(("embeddings", "smooth"), ("runtime",)),
 }
 """Arguments that mean something for some formats alone, and for which."""
 REMEDIES = {
     "dtype='float32'": "--dtype float32",
     "matmul='matmul'": "--matmul matmul",
+    "`embeddings`": "leave --embeddings out",
+    'dtype="int8" and data=': "--dtype int8 with --data, or no --smooth",
     "dynamic=False": "--fixed-batch, if the model is for one batch only",
     "`tolerance`": "is the model random in evaluation mode? in Python to_onnx takes a larger `tolerance`",
 }
@@ -87,6 +90,8 @@ def export(
     length: Length = LENGTH,
     data: Data = None,
     dtype: Dtype = "float32",
+    embeddings: Embeddings = None,
+    smooth: Smooth = False,
     matmul: Matmul = "matmul",
     opset: Opset = OPSET,
     fixed: Fixed = False,
@@ -109,7 +114,8 @@ def export(
         if to == "safetensors":
             said = _to_safetensors(found, model, pattern, out)
         elif to == "runtime":
-            said = _to_runtime(found, sparse.model(found, model, pattern, low_bits=True), out, inputs, dtype)
+            options = {"dtype": dtype, "embeddings": embeddings, "smooth": smooth}
+            said = _to_runtime(found, sparse.model(found, model, pattern, low_bits=True), out, inputs, options)
         elif to == "huggingface":
             said = _to_huggingface(found, sparse.model(found, model, pattern), out, recipe, accuracy)
         else:
@@ -176,12 +182,18 @@ def _to_safetensors(found: sources.Source, model: str | None, pattern: str | Non
 
 
 def _to_runtime(
-    found: sources.Source, model: nn.Module, out: Path, inputs: tuple[str | None, int, str | None], dtype: str
+    found: sources.Source,
+    model: nn.Module,
+    out: Path,
+    inputs: tuple[str | None, int, str | None],
+    options: dict[str, Any],
 ) -> dict[str, Any]:
     what = "a program for libtwofour is recorded by running the model"
     example, batches = calibration.traced(model, found, *inputs, what=what, batch=1)
     sparse_weights = list(masks.of(model))
-    fast = compiling.compile(model.eval(), example, dtype, data=batches if dtype == "int8" else None, graph="native")
+    data = batches if options["dtype"] == "int8" else None
+    with remedies_of_options(REMEDIES):
+        fast = compiling.compile(model.eval(), example, **options, data=data, graph="native")
     done = exporting.to_runtime(fast, out, example)
     for shapes, answers, calls in zip(done.inputs, done.outputs, done.calls, strict=True):
         say(f"{calls} calls: {shapes} -> {answers}; {done.file_bytes / 1e6:.1f} MB")

@@ -14,7 +14,7 @@ from twofour.cli import data as inputs
 from twofour.cli import huggingface
 from twofour.cli import source as sources
 from twofour.cli.console import JsonFile, print_table, progress, remedies_of_options, say, write
-from twofour.cli.options import DenseModel, Skip
+from twofour.cli.options import DenseModel, Embeddings, Skip, Smooth
 from twofour.cli.prune import CriterionText, PatternText, Samples
 from twofour.criteria import AUTO
 from twofour.errors import SourceError
@@ -27,7 +27,12 @@ from twofour.streaming import result_folder
 from twofour.streaming.companions import companions
 
 EVALUATES = "package.module:function, called as function(model), that returns a number, the higher the better"
-REMEDIES = {"batch=1": "--batch 1, or larger batches of the function", "evaluate": "--evaluate module:function"}
+REMEDIES = {
+    "batch=1": "--batch 1, or larger batches of the function",
+    "evaluate": "--evaluate module:function",
+    "dtype='int8'": "--dtype int8 with --data (bench), --within POINTS (optimize), or no --smooth",
+    "`embeddings`": "leave --embeddings out",
+}
 
 
 def _needed(data: str | None) -> str:
@@ -96,6 +101,8 @@ def optimize(
     batch: Batch = 1,
     shrink: Shrink = None,
     width: Width = None,
+    embeddings: Embeddings = None,
+    smooth: Smooth = False,
     without: Without = None,
     seconds: Seconds = SECONDS,
     threads: Threads = None,
@@ -109,9 +116,7 @@ def optimize(
     found = sources.resolve(source)
     result_folder.require_apart(out, found.path)
     judge = _judge(evaluate, pairs)
-    folder = found.path if found.kind == "folder" else None
-    pooling = "mean" if folder is None else huggingface.pooling(folder)
-    beside = {} if folder is None else companions(folder)  # refuses what cannot be copied before any long work
+    folder, pooling, beside = _of_folder(found)  # refuses what cannot be copied before any long work
     with progress(f"reading {source}"):
         model = found.model() if folder is None else huggingface.as_served(found.model(), folder)
         count = (samples or inputs.MOST_TEXTS) + MOST_HELD
@@ -120,11 +125,18 @@ def optimize(
     options: dict[str, Any] = {"evaluate": judge, "within": within, "pattern": pattern, "criterion": criterion}
     options |= {"skip": skip or (), "samples": samples, "batch": batch, "widths": width or (), "seconds": seconds}
     options |= {"budget": None if shrink is None else Budget(time=shrink), "without": without or (), "name": source}
-    options |= {"pooling": pooling, "beside": beside}
+    options |= {"pooling": pooling, "beside": beside, "embeddings": embeddings, "smooth": smooth}
     with remedies_of_options(REMEDIES):
         outcome = optimizing.optimize(model, given, out, loading=_loading(found, model, out, shrink), **options)
     show(outcome)
     write(json, outcome.to_dict())
+
+
+def _of_folder(found: sources.Source) -> tuple[Path | None, str, dict[str, Path]]:
+    """Return the folder of a source, how it makes an embedding, and what is copied with it; no folder of others."""
+    if found.kind != "folder" or found.path is None:
+        return None, "mean", {}
+    return found.path, huggingface.pooling(found.path), dict(companions(found.path))
 
 
 def _judge(evaluate: str | None, pairs: str | None) -> Any:

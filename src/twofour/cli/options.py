@@ -18,6 +18,12 @@ DenseModel = Annotated[str, typer.Argument(metavar="SOURCE", help="The dense mod
 SampleShape = Annotated[
     str | None, typer.Option("--input", metavar="SHAPE", help="Shape of one sample of real numbers, 3x224x224.")
 ]
+Embeddings = Annotated[
+    str | None, typer.Option("--embeddings", metavar="TYPE", help="Keep tables of embeddings in bfloat16 or int8.")
+]
+Smooth = Annotated[
+    bool, typer.Option("--smooth", help="Smooth outliers on the data before int8 rounds them, where that errs less.")
+]
 
 LARGEST = 2**63 - 1
 """Bytes that torch can count."""

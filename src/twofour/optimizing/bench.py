@@ -12,7 +12,7 @@ from twofour.compiler import compile as compile_model
 from twofour.errors import OptimizeError, TwofourError
 from twofour.measure import Record
 from twofour.optimizing.samples import tokens_of
-from twofour.optimizing.timing import SECONDS, require_known, timed
+from twofour.optimizing.timing import SECONDS, require_known, require_smoothable, timed
 
 OURS = "twofour"
 
@@ -23,6 +23,8 @@ def bench(
     dtypes: str | Sequence[str] = "float32",
     *,
     data: Any = None,
+    embeddings: str | None = None,
+    smooth: bool = False,
     without: Sequence[str] = (),
     seconds: float = SECONDS,
     name: str = "model",
@@ -35,6 +37,8 @@ def bench(
         example: Inputs of one call.
         dtypes: Types to compile it in, and that the runtimes may compute in.
         data: For int8: inputs from which ranges are taken once; None: ranges follow each token.
+        embeddings: What tables of embeddings are kept in, as `twofour.compile` takes it.
+        smooth: For int8 with data: smooth outliers, as there.
         without: Runtimes to leave out: "torch.compile", "ONNX Runtime", "OpenVINO".
         seconds: Time box of the comparison.
         name: Of the model, for the record.
@@ -44,19 +48,20 @@ def bench(
         The record; `record.baseline` are the runtimes, `record.meta["missing"]` says why one is not among them.
 
     Raises:
-        OptimizeError: A runtime to leave out is unknown, or the model was compiled in none of the types.
+        OptimizeError: A runtime to leave out is unknown, smoothing is asked for without int8 or data, or the model was
+            compiled in none of the types.
         CompileError: The model does not run on the example.
     """
     require_known(without)
     asked = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)
-    ours: dict[str, nn.Module] = {}
-    refused: dict[str, str] = {}
+    require_smoothable(smooth, asked, data is not None)
+    ours, refused = dict[str, nn.Module](), dict[str, str]()
     for dtype in asked:
         title = f"{OURS}, {dtype}"
         tell(f"compiling in {dtype}")
         try:
-            options = {"data": data} if dtype == "int8" and data is not None else {}
-            ours[title] = compile_model(model, example, dtype, **options)
+            ranged = {"data": data, "smooth": smooth} if dtype == "int8" else {}
+            ours[title] = compile_model(model, example, dtype, embeddings=embeddings, **ranged)
         except TwofourError as error:
             if len(asked) == 1:
                 raise

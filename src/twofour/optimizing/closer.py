@@ -14,13 +14,11 @@ from torch import Tensor, nn
 from twofour.calibration import Batch
 from twofour.errors import OptimizeError
 from twofour.journal import Journal
+from twofour.optimizing.outcome import DENSE
 from twofour.optimizing.quality import AGREEMENT, Evaluate, Judge
 from twofour.report import Score
 
 _log = logging.getLogger("twofour.optimizing")
-
-DENSE = "dense"
-"""Name of the dense model."""
 
 BINS = 15
 """Bins of confidence, as Guo et al. 2017, "On Calibration of Modern Neural Networks", take them."""

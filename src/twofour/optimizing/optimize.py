@@ -18,13 +18,14 @@ from twofour.calls import Example
 from twofour.checkpoints import CONFIG
 from twofour.compiler import advise
 from twofour.compiler import compile as compile_model
+from twofour.compiler.embeddings import kind_of_tables
 from twofour.errors import LayerError, OptimizeError, TwofourError
 from twofour.export import load, save
 from twofour.files import named
 from twofour.journal import WORK, Journal, digest, name_of
 from twofour.layers import require_module, walk
 from twofour.measure import Record
-from twofour.optimizing.closer import DENSE, Judging
+from twofour.optimizing.closer import Judging
 from twofour.optimizing.folder import (
     MODEL,
     PAGE,
@@ -37,10 +38,10 @@ from twofour.optimizing.folder import (
     opened,
     said_of_error,
 )
-from twofour.optimizing.outcome import Choice, Outcome, Tried, choose, verdict_of
+from twofour.optimizing.outcome import Candidate, Choice, Outcome, Tried, choose, verdict_of
 from twofour.optimizing.quality import AGREE, TITLES, Evaluate, kind_of, said_of
 from twofour.optimizing.samples import SEED, Samples, example_of, parted, sizes_of, tokens_of
-from twofour.optimizing.timing import SECONDS, missing, require_known, timed
+from twofour.optimizing.timing import SECONDS, missing, require_known, require_smoothable, timed
 from twofour.progress import Progress
 from twofour.pruning import outcomes, prune
 from twofour.quantization import quantize
@@ -70,6 +71,8 @@ def optimize(
     batch: int = 1,
     budget: Budget | None = None,
     widths: Sequence[str] = (),
+    embeddings: str | None = None,
+    smooth: bool = False,
     without: Sequence[str] = (),
     seconds: float = SECONDS,
     pooling: str = "mean",
@@ -104,6 +107,8 @@ def optimize(
         batch: Samples of one call that is timed; they are the median of the data in size.
         budget: Shrink the model to this first (`twofour.shrink`).
         widths: Low bits to try too, such as "w4a8".
+        embeddings: What tables of embeddings are kept in, as `twofour.compile` takes it.
+        smooth: Smooth outliers before int8 rounds them, as there; it is tried where `within` allows a loss.
         without: Runtimes to leave out: "torch.compile", "ONNX Runtime", "OpenVINO".
         seconds: Time box of the comparison.
         pooling: How token embeddings become one where cosines are compared: "mean" or "cls".
@@ -125,11 +130,14 @@ def optimize(
     require_module(model, OptimizeError)
     require_known(without)
     _require(within, seconds, pooling, widths)
+    require_smoothable(smooth, TYPES[:1] if within is None else TYPES, data=True)
+    kind_of_tables(embeddings)
     chosen = criteria.resolve(criterion, data)
     given = parted(model, data, criteria.wanted(model, walk(model).weights, chosen) if samples is None else samples)
     example = example_of(given.held, batch)
     task = _Task(model, given, example, evaluate, within, pattern, criterion, skip, budget, tuple(widths))
     task = replace(task, without=tuple(without), seconds=seconds, pooling=pooling, name=name, batch=batch)
+    task = replace(task, embeddings=embeddings, smooth=smooth)
     folder, others = named(out, OptimizeError), tuple(beside or ())
     with ExitStack() as stack:
         display = stack.enter_context(Progress(progress))
@@ -152,18 +160,6 @@ def _require(within: float | None, seconds: float, pooling: str, widths: Sequenc
 
 
 @dataclass(frozen=True)
-class _Candidate:
-    """A model that is compiled: whether it is the pruned one, its type, and low bits if any."""
-
-    sparse: bool
-    dtype: str
-    widths: str = ""
-
-    def name(self, pattern: str) -> str:
-        return f"twofour {pattern if self.sparse else DENSE}, {self.widths or self.dtype}"
-
-
-@dataclass(frozen=True)
 class _Task:
     """One run: `optimize`'s arguments, and its steps."""
 
@@ -177,6 +173,8 @@ class _Task:
     skip: str | Sequence[str]
     budget: Budget | None
     widths: tuple[str, ...]
+    embeddings: str | None = None
+    smooth: bool = False
     without: tuple[str, ...] = ()
     seconds: float = SECONDS
     pooling: str = "mean"
@@ -192,6 +190,7 @@ class _Task:
             **{"evaluate": name_of(self.evaluate), "within": self.within, "pattern": self.pattern},
             **{"criterion": self.criterion, "skip": [self.skip] if isinstance(self.skip, str) else list(self.skip)},
             **{"batch": self.batch, "budget": repr(self.budget), "widths": list(self.widths)},
+            **({"embeddings": self.embeddings, "smooth": self.smooth} if self.embeddings or self.smooth else {}),
             **{"without": list(self.without), "seconds": self.seconds, "pooling": self.pooling},
             **{"threads": torch.get_num_threads(), "machine": measure.processor(), "versions": measure.software()},
         }
@@ -219,11 +218,11 @@ class _Task:
         return self._finished(record, tried, choice, dense, (advice, pruned), loading, beside)
 
     @property
-    def _candidates(self) -> list[_Candidate]:
+    def _candidates(self) -> list[Candidate]:
         """The models to compile, the likeliest to be kept first."""
         types = TYPES[:1] if self.within is None else TYPES
-        found = [_Candidate(sparse, dtype) for dtype in types for sparse in (True, False)]
-        return found + [_Candidate(True, FLOAT, text) for text in self.widths]
+        found = [Candidate(sparse, dtype) for dtype in types for sparse in (True, False)]
+        return found + [Candidate(True, FLOAT, text) for text in self.widths]
 
     @cached_property
     def _judging(self) -> Judging:
@@ -270,7 +269,7 @@ class _Task:
     def _pruned(self) -> nn.Module:
         return load(self.journal.work("pruned"), copy.deepcopy(self.model), masked=True).eval()
 
-    def _try(self, one: _Candidate, name: str, unpruned: str) -> Tried:
+    def _try(self, one: Candidate, name: str, unpruned: str) -> Tried:
         """Compile a model, judge it; both once. `unpruned`: why there is no pruned one, "" where there is."""
         made = self.journal.step(f"compile {name}", partial(self._compile, one, name, unpruned))
         if "refused" in made:
@@ -279,7 +278,7 @@ class _Task:
         score = self._judging.of(name, lambda: self._load(name))
         return Tried(name, bool(made["sparse"]), score, None, made["bytes"])
 
-    def _compile(self, one: _Candidate, name: str, unpruned: str) -> dict[str, Any]:
+    def _compile(self, one: Candidate, name: str, unpruned: str) -> dict[str, Any]:
         if one.sparse and unpruned:
             return {"refused": unpruned}
         try:
@@ -287,9 +286,9 @@ class _Task:
             if one.widths:
                 weights, _, inputs = one.widths.partition("a")
                 base = quantize(base, weights, f"a{inputs}", data=self.data.calibration, skip=self.skip)
-            given = self.data.calibration if one.dtype == "int8" else None
-            sizes = sizes_of(self.data.held, self.batch)
-            fast: Any = compile_model(base, self.example, one.dtype, data=given, tokens=sizes)
+            ranged = {"data": self.data.calibration, "smooth": self.smooth} if one.dtype == "int8" else {}
+            options = {"embeddings": self.embeddings, "tokens": sizes_of(self.data.held, self.batch), **ranged}
+            fast: Any = compile_model(base, self.example, one.dtype, **options)
             save(fast, file := self.journal.work(name))
         except TwofourError as error:
             if of_the_moment(error):
@@ -340,7 +339,7 @@ class _Task:
         code = loading.replace("{file}", str(folder / MODEL))
         scores = [one.score for one in tried if one.score is not None]
         verdict, figures = verdict_of(
-            record, kept, dense, choice.held, self.within, _Candidate(False, FLOAT).name(self.pattern)
+            record, kept, dense, choice.held, self.within, Candidate(False, FLOAT).name(self.pattern)
         )
         meta = {"verdict": verdict, "figures": figures, "candidates": reasons, "loading": code, "kept": kept.name}
         meta |= self._meta(dense, scores, choice, kept, *steps)

@@ -18,6 +18,23 @@ TIE = 0.02
 """Of two models whose times differ by less, the one of the better quality is kept."""
 
 
+DENSE = "dense"
+"""What a model is called that is compiled without pruning, and the one that all are held against."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that is compiled: whether it is the pruned one, its type, and low bits if any."""
+
+    sparse: bool
+    dtype: str
+    widths: str = ""
+
+    def name(self, pattern: str) -> str:
+        """Return what tables call it, pruned to this pattern."""
+        return f"twofour {pattern if self.sparse else DENSE}, {self.widths or self.dtype}"
+
+
 @dataclass(frozen=True)
 class Tried:
     """One model that was compiled.

@@ -109,6 +109,21 @@ def require_known(without: Sequence[str]) -> None:
         one_of("there is no such runtime to leave out", name, NAMES[1:], OptimizeError)
 
 
+def require_smoothable(smooth: bool, dtypes: str | Sequence[str], data: bool) -> None:
+    """Refuse to smooth outliers where nothing is compiled in int8 on data.
+
+    Raises:
+        OptimizeError: It is asked for, and nothing is.
+    """
+    if smooth and ("int8" not in dtypes or not data):
+        raise OptimizeError(
+            "outliers are smoothed before int8 rounds them, on data",
+            got=f"dtype={dtypes!r}, {'with' if data else 'without'} data",
+            wanted="int8 among the types, and data",
+            remedy="dtype='int8' with data, or leave `smooth` out",
+        )
+
+
 def timed(
     ours: Mapping[str, nn.Module],
     model: nn.Module,
@@ -147,6 +162,7 @@ def timed(
                 side.add(title, partial(BUILT[name][0], subject, dtype, threads), want, dtype)
     except OptimizeError as error:
         side.missing |= {name: error.got or error.what for name in NAMES}
+    if not side.calls:  # none is built in these types
         side.calls[EAGER] = partial(_called, model, given)
     theirs = tuple(side.calls)
     side.calls |= {name: partial(_called, fast, given) for name, fast in ours.items()}
