@@ -113,7 +113,8 @@ struct DirectLines {
       const float* next = a.y + ((image * a.height.output + row) * a.width.output + block.column + block.pixels) * a.out_channels;
       for (int64_t panel = 0; panel < plan.panels; panel++) {
         DirectPanel p{a.weight + panel * plan.taps * a.in_channels * kConvPanel, a.in_channels};
-        p.written = b + 1 < plan.blocks ? written.part(next, panel) : Stream{};
+        p.read = p.added = p.written = {reinterpret_cast<const char*>(p.weight), 0};
+        if (b + 1 < plan.blocks) p.written = written.part(next, panel);
         multiply_block<V>(a, block, 0, panel, image, p);
       }
     }

@@ -44,6 +44,39 @@ TWOFOUR_INLINE void add_inputs(const Window& window, int64_t k, const float* wei
   }
 }
 
+// The lines of the answer, or of what is added to it, that T pixels by N vectors of outputs touch.
+template <class V, int T, int N, bool written, class Block>
+TWOFOUR_INLINE void fetch_lines(const Block& block, const float* from, int64_t stride) {
+  TWOFOUR_UNROLL
+  for (int t = 0; t < T; t++) {
+    TWOFOUR_UNROLL
+    for (int line = 0; line < N * V::width; line += 16) __builtin_prefetch(from + block.pixel(t) * stride + line, written);
+  }
+}
+
+// The sums of T pixels for `count` outputs, vector n of each: a branch for all of them is one that costs nothing.
+template <class V, int T, int N, bool whole, class Block>
+TWOFOUR_INLINE void store_sums(const Block& block, const DirectPanel& p, typename V::reg (&sums)[T][N], int n, float* y,
+                               const float* other, int64_t count) {
+  if (other != nullptr) {
+    TWOFOUR_UNROLL
+    for (int t = 0; t < T; t++) {
+      const float* from = other + block.pixel(t) * p.stride;
+      sums[t][n] = sums[t][n] + (whole ? V::load_unaligned(from) : V::load_partial(from, count));
+    }
+  }
+  if (p.activation.relu()) {
+    TWOFOUR_UNROLL
+    for (int t = 0; t < T; t++) sums[t][n] = FloatMath<V>::at_most(p.activation.most, FloatMath<V>::relu(sums[t][n]));
+  }
+  TWOFOUR_UNROLL
+  for (int t = 0; t < T; t++) {
+    float* to = y + block.pixel(t) * p.stride;
+    if (whole) V::store_unaligned(to, sums[t][n]);
+    else V::store_partial(to, sums[t][n], count);
+  }
+}
+
 // T pixels by N vectors of outputs from `first` on.
 template <class V, int T, int N, class Block>
 TWOFOUR_NOINLINE void direct_sums(const Block& block, const DirectPanel& p, int64_t first) {
@@ -60,12 +93,9 @@ TWOFOUR_NOINLINE void direct_sums(const Block& block, const DirectPanel& p, int6
   for (int t = 0; t < T; t++) {
     TWOFOUR_UNROLL
     for (int n = 0; n < N; n++) sums[t][n] = bias[n];
-    TWOFOUR_UNROLL
-    for (int line = 0; line < N * V::width; line += 16) {  // stores would wait for them
-      if (written.step == 0) __builtin_prefetch(y + block.pixel(t) * p.stride + line, 1);
-      if (other != nullptr) __builtin_prefetch(other + block.pixel(t) * p.stride + line);
-    }
   }
+  if (written.step == 0) fetch_lines<V, T, N, true>(block, y, p.stride);  // stores would wait for them
+  if (other != nullptr) fetch_lines<V, T, N, false>(block, other, p.stride);
   for (int64_t i = 0; i < block.runs; i++) {
     const auto& window = block.window(i);
     const float* weight = p.weight + window.weight + first;
@@ -80,15 +110,9 @@ TWOFOUR_NOINLINE void direct_sums(const Block& block, const DirectPanel& p, int6
   TWOFOUR_UNROLL
   for (int n = 0; n < N; n++) {
     const int64_t left = rows - n * V::width;
-    if (left <= 0) break;
-    TWOFOUR_UNROLL
-    for (int t = 0; t < T; t++) {
-      const int64_t place = block.pixel(t) * p.stride + n * V::width;
-      typename V::reg v = sums[t][n];
-      if (other != nullptr) v = v + V::load(other + place, left);
-      if (p.activation.relu()) v = FloatMath<V>::at_most(p.activation.most, FloatMath<V>::relu(v));
-      V::store(y + place, v, left);
-    }
+    const float* const added_to = other == nullptr ? nullptr : other + n * V::width;
+    if (left >= V::width) store_sums<V, T, N, true>(block, p, sums, n, y + n * V::width, added_to, V::width);
+    else if (left > 0) store_sums<V, T, N, false>(block, p, sums, n, y + n * V::width, added_to, left);
   }
 }
 
