@@ -1,6 +1,7 @@
 """The learning rate that `finetune` finds where nobody gives an optimiser."""
 
 import copy
+import dataclasses
 import logging
 
 import pytest
@@ -15,6 +16,7 @@ from tests.turns import in_turn
 from twofour import masks
 from twofour.errors import TrainingError
 from twofour.training import defaults, finetune, judge, rates, sr_ste
+from twofour.training.result import Epoch, Run
 
 LOADER = {"loss": F.cross_entropy, "progress": False}
 
@@ -133,6 +135,37 @@ def test_what_may_do_more_follows_from_the_trials(losses, words):
         plan, _ = defaults.completed(model, noisy_loader(), given, {"seed": 0, "scheme": None}, "last", None)
         found, _ = rates.found(model, plan, plan, None, progress=False)
     assert found.optimizer.advice.startswith(words)
+
+
+@in_turn(
+    "tried, losses, words",
+    [
+        ((6, 0.8), [0.9, 0.5, 0.2], "is 0.2 at best in 24: by that trend epochs=8 may bring it to about 0.141"),
+        ((6, 0.8), [0.9, 0.2, 0.5], "by that trend epochs=8 may bring it to about 0.141"),
+        ((6, 0.202), [0.3, 0.25, 0.2], "is 0.2 at best in 24: by that trend epochs=8 would bring less than 5%"),
+        ((6, 0.1), [0.3, 0.25, 0.2], "epochs=8 would bring less than 5%"),
+        (None, [0.9, 0.5, 0.2], None),
+        ((13, 0.8), [0.9, 0.5, 0.2], None),
+    ],
+)
+def test_what_twice_as_long_may_bring_follows_from_two_whole_cycles(tried, losses, words):
+    """Of four epochs of six steps the trial is a quarter; half of the power from 0.8 to 0.2, which is one, is left."""
+    given = dict.fromkeys(("optimizer", "schedule"), "auto") | {"loss": F.cross_entropy, "epochs": 4}
+    plan, _ = defaults.completed(dense_model(), noisy_loader(), given, {"seed": 0, "scheme": None}, "last", None)
+    plan = dataclasses.replace(plan, optimizer=defaults.Adamw(0.1, tried=tried))
+    epochs = [Epoch(number, 1.0, 0.1, None, held) for number, held in enumerate([1.0, *losses], 1)]
+    told = rates.longer(Run("sparse", None, tuple(epochs), 1.0, 2.0, 4), plan)
+    assert [words in line and "after a trial of 6 steps" in line for line in told] == ([] if words is None else [True])
+    unjudged = [dataclasses.replace(epoch, held=None) for epoch in epochs]
+    assert rates.longer(Run("sparse", None, tuple(unjudged), 1.0), plan) == []
+
+
+def test_with_data_held_back_the_result_says_what_more_epochs_may_bring():
+    data, held = Noisy(rows=96), Noisy(rows=64, seed=9)
+    batches = list(zip(data.x.split(8), data.y.split(8), strict=True))
+    result = finetune(pruned(), batches, **LOADER, held=[(held.x, held.y)], epochs=6)
+    assert result.notes[-1].startswith("the loss on `held`, ") and "trial of 25 steps" in result.notes[-1]
+    assert "on `held`, " not in "".join(finetune(pruned(), batches, **LOADER, epochs=6).notes)
 
 
 def test_a_training_that_only_forgets_is_a_careful_one(caplog):

@@ -161,8 +161,10 @@ def finetune(
     with checkpoints.alone(folder), Progress(progress, stays=True) as display:
         beside, further = _ready(model, plan, options, wish, folder, progress)
         sparse, dense, told = _runs(model, plan, beside, folder, display, pruned=options is not None)
-    result = Result(sparse, dense, seed, beside.plan.taught, (*notes, *further, *told))
-    log.info("%s", result.won)
+    longer = rates.longer(sparse, beside.plan)
+    result = Result(sparse, dense, seed, beside.plan.taught, (*notes, *further, *told, *longer))
+    for line in (result.won, *longer):
+        log.info("%s", line)
     return result
 
 

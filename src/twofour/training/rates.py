@@ -29,6 +29,7 @@ from twofour.training.defaults import ADVICE, Adamw, cycle
 from twofour.training.judge import Held
 from twofour.training.loop import stepped
 from twofour.training.plan import Plan
+from twofour.training.result import Run
 
 log = logging.getLogger("twofour.training")
 
@@ -40,6 +41,9 @@ WORSE, MISSES = 0.25, 2
 """How far over the least loss of a trial, as a part of it, one is clearly worse, and how many in a row may be beaten by
 another trial, before higher rates are left untried. The loss before them does not count: batch norms that meet their
 data raise it at rates that learn nothing yet."""
+GAIN, HOPE = 0.05, 0.5
+"""Part of the loss below which twice as long is not worth naming, and how much of the power from a trial to the whole
+training is left for what follows: docs/training.md has what came."""
 FEW, CHANCE = 3, 0.02
 """Batches from which on they tell themselves how much losses differ by chance, and the part of a loss taken before."""
 JUDGING = 5
@@ -134,10 +138,28 @@ def _chosen(careful: float, trials: list[Trial], before: Trial, held: Held, step
             careful, advice=_advice(trials)
         ), f"the learning rate is a careful one, {careful:g}: {made} ({tried})"
     rate = best[-1].rate
-    lower = "A lower learning rate or more epochs"
+    lower, cycle_of = "A lower learning rate or more epochs", (steps, best[-1].loss) if held.apart else None
     return Adamw(
-        rate, advice=lower
+        rate, advice=lower, tried=cycle_of
     ), f"the learning rate is {rate:g}, the highest after which {where}, is about least ({tried})"
+
+
+def longer(run: Run, plan: Plan) -> list[str]:
+    """Say what a training twice as long may bring, by the trial at its rate and by itself: two whole cycles.
+
+    Within one the loss tells nothing of that: it stands still once the rate is nothing, and may be least while it is
+    high, however much a longer cycle would win. Between whole ones it is taken to fall by a power of their length, of
+    which `HOPE` is held to last. Only where data are held back: those that are trained on are learnt by heart.
+    """
+    tried, steps = getattr(plan.optimizer, "tried", None), plan.epochs * (length(plan.loader) or 0)
+    losses = [epoch.held for epoch in run.history if epoch.held is not None]
+    if tried is None or len(losses) < plan.epochs or steps < 2 * tried[0] or not min(*losses, tried[1]) > 0:
+        return []
+    least, power = min(losses), HOPE * math.log(2) / math.log(steps / tried[0])
+    gain = 1 - min(1.0, (least / tried[1]) ** power)
+    more = f"may bring it to about {least * (1 - gain):.3g}" if gain >= GAIN else f"would bring less than {GAIN:.0%}"
+    where = f"the loss on `held`, {tried[1]:.4g} after a trial of {tried[0]} steps"
+    return [f"{where}, is {least:.4g} at best in {steps}: by that trend epochs={2 * plan.epochs} {more}"]
 
 
 def _advice(trials: list[Trial]) -> str:
