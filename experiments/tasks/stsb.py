@@ -83,10 +83,12 @@ class Stsb(Task):
         return [encoded for _, encoded in sorted_batches(sentences, 16)]
 
     def drawn(self, seed: int) -> list[Any]:
-        """All training sentences in an order drawn by the seed, in batches of 16."""
+        """All training sentences in an order drawn by the seed, in batches of 16, by name: padding does not count."""
         sentences = [sentence for pair in self.train[0] for sentence in pair]
         order = torch.randperm(len(sentences), generator=torch.Generator().manual_seed(seed)).split(16)
-        return [encode([sentences[place] for place in part.tolist()]) for part in order]
+        names = "input_ids", "attention_mask"
+        parts = (encode([sentences[place] for place in part.tolist()]) for part in order)
+        return [dict(zip(names, part, strict=True)) for part in parts]
 
     def example(self) -> Any:
         """Two sentences."""
