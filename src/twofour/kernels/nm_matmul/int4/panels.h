@@ -6,7 +6,7 @@
 //     row 7 g + code:   x_i x_j of t0 | x_i x_j of t1 | ...      i, j of the group g, code = i | j << 2
 //
 // Inputs are whole numbers of 16 bits as in ../../int4/fixed_point.h, but whole: no planes. Weights of a unit are opened to
-// words, 64 inputs at a time, four groups of a row side by side: a broadcast of 16 bytes, and a shuffle for each group, serve all
+// words, up to 128 inputs at a time, four groups of a row side by side: a broadcast of 16 bytes, and a shuffle for each group, serve all
 // tokens. Internal linkage.
 #pragma once
 
@@ -76,7 +76,7 @@ constexpr int64_t kPromptVector = WordLanes::width;       // tokens
 constexpr int64_t kPromptPiece = 2 * kPromptVector;       // that share a pass over the rows
 constexpr int64_t kPromptPieces = 64 / kPromptPiece;      // that share the opened weights
 constexpr int64_t kPromptUnits = 8;                       // whose sums wait in L2 while a span passes
-constexpr int64_t kPromptSpan = 2;                        // blocks of 32 inputs: a panel of 14 KB, or 7
+constexpr int64_t kPromptSpan = 4;                        // blocks of 32 inputs, at most: a panel of 28 KB, or 14
 constexpr int64_t kPromptRows = 7 * (kInt4Tile / 4);      // rows of a panel that a block adds
 constexpr int64_t kPromptBytes = kPromptVector * 4;       // of a vector
 constexpr int64_t kQuadBytes = kInt4Half * 16;            // four groups of each row of a half, opened
