@@ -1,7 +1,10 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
+import twofour
 from twofour.compiler import advise
 from twofour.compiler.advice import Advice, Raced, judged, verdict_of
 from twofour.errors import CompileError, PatternError
@@ -111,3 +114,15 @@ def test_rows_of_one_layer_share_the_least_disturbed_dense_time() -> None:
 def test_of_equal_times_dense_is_the_kernel_that_would_run() -> None:
     (row,) = judged([Raced("a", (8, 4), 1, "2:4", ("dense", 2.0), ("sparse", 2.0))])
     assert (row.ratio, row.kernel) == (1, "dense") and "no difference" in row.verdict
+
+
+def test_a_model_of_convolutions_is_told_where_their_times_are() -> None:
+    """It was told to change its dtype, or to skip fewer layers."""
+    model = nn.Sequential(nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 1), nn.Flatten())
+    with pytest.raises(CompileError, match="nothing but convolutions of the model can run 2:4") as refused:
+        advise(model, patterns="2:4", tokens=(1,))
+    assert 'twofour.compile(twofour.prune(model, "2:4"), images).plan)' in str(refused.value)
+    plan: Any = twofour.compile(
+        twofour.prune(model.eval(), "2:4"), torch.randn(1, 16, 8, 8), effort="quick", progress=False
+    ).plan  # as it is told
+    assert all(layer.dense_ms and layer.sparse_ms for layer in plan.layers if layer.kind == "Conv2d")

@@ -27,7 +27,11 @@ from twofour.quantization import Widths
 PATTERNS = ("2:4", "block:16x16@0.5", "block:16x16@0.9")
 """What is measured: both ways of leaving out half, and the share of blocks that nets are trained to."""
 
-_IMAGES = "a convolution: twofour.compile measures it on the images of an example"
+_IMAGES = (
+    "a convolution: its time follows from its images; compile(prune(model, pattern), images) measures it sparse and "
+    "dense, and its plan has both times"
+)
+_CODES = "a convolution: twofour.compile measures it on the images of an example"
 
 
 def advise(
@@ -74,7 +78,7 @@ def advise(
     skipped = [(entry.name, entry.reason) for entry in found.skipped]
     low, images = low_bit_linears(model, skip), low_bit_images(model, skip)
     taken = {f"{name}.weight".lstrip(".") for name in low}
-    skipped = [(name, _IMAGES if name in images else reason) for name, reason in skipped if name not in taken]
+    skipped = [(name, _CODES if name in images else reason) for name, reason in skipped if name not in taken]
     refused = [(entry.name, reason) for entry in found.weights if (reason := reasons[entry.name]) is not None]
     skipped += [(name, reason) for name, reason in refused if name not in taken]
     entries = [entry for entry in found.weights if reasons[entry.name] is None]
@@ -118,6 +122,14 @@ def _computing(dtype: str | torch.dtype, group: int | None, widths: Sequence[Wid
 
 
 def _nothing(skipped: Sequence[tuple[str, str]], computing: Computing, patterns: Sequence[Pattern]) -> CompileError:
+    if any(reason == _IMAGES for _, reason in skipped):
+        return CompileError(
+            f"nothing but convolutions of the model can run {' or '.join(pattern.name for pattern in patterns)} here",
+            reasons=[f"{name}: {reason}" for name, reason in skipped],
+            wanted="a Linear or a recurrent layer: how long a convolution takes follows from its images",
+            remedy=f'print(twofour.compile(twofour.prune(model, "{patterns[0].name}"), images).plan): each convolution '
+            "measured sparse and dense",
+        )
     return CompileError(
         f"no layer of the model can run {' or '.join(pattern.name for pattern in patterns)} here",
         reasons=[f"{name}: {reason}" for name, reason in skipped],
