@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.fx import config as fx_config
 
-from twofour.capture import KEPT, Guard, arguments, capture, forward
+from twofour.capture import KEPT, Guard, arguments, capture, changes_in_place, forward
 from twofour.errors import CompileError
 
 
@@ -69,6 +69,70 @@ def test_changes_in_place_become_new_tensors() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True))
     graph = capture(model, {"input": torch.randn(2, 8)})
     assert not any(str(node.target).endswith("relu_.default") for node in graph.module.graph.nodes)
+
+
+class Chain(nn.Module):
+    """Changes in place of what is new, which is read before and after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.conv(x))
+        before = y.exp()
+        z = y.add_(before)
+        z.relu_().mul_(2)
+        return before + y + z.masked_fill_(z > 3, 1.0) + nn.functional.hardtanh_(self.conv(y), -0.5, 0.5)
+
+
+class Views(nn.Module):
+    """Changes in place that a view, an alias, an input or another type shows."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        if self.how == "a view before":
+            rows = y.flatten()
+            y.relu_()
+            return rows * 2
+        if self.how == "into a view":
+            y[:, 0].zero_()
+            return y
+        if self.how == "an alias":
+            z = y.contiguous()
+            z.mul_(3)
+            return y + z
+        if self.how == "several answers":
+            one, other = y.split(2, 1)
+            one.mul_(3)
+            return y.sum() + one + other
+        z = (y > 0).long()
+        z.add_(2)
+        return z + y
+
+
+def test_changes_in_place_of_new_tensors_need_no_second_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took as long again as the first."""
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", None)
+    model, x = Chain().eval(), torch.randn(2, 4, 6, 6)
+    model.norm.running_mean.normal_()
+    with torch.no_grad():
+        graph, want = capture(model, {"x": x}), model(x.clone())
+        torch.testing.assert_close(graph.module(x)[0], want)
+    names = [str(node.target) for node in graph.module.graph.nodes if node.op == "call_function"]
+    assert not any(changes_in_place(node) for node in graph.module.graph.nodes) and "aten.relu.default" in names
+
+
+@pytest.mark.parametrize("how", ["a view before", "into a view", "an alias", "several answers", "whole numbers"])
+def test_changes_in_place_that_others_see_are_seen(how: str) -> None:
+    model, x = Views(how), torch.randn(3, 4)
+    graph = capture(model, {"x": x})
+    assert not any(changes_in_place(node) for node in graph.module.graph.nodes)
+    torch.testing.assert_close(graph.module(x)[0], model(x))
 
 
 def test_a_model_that_branches_on_values_is_refused() -> None:

@@ -8,10 +8,10 @@ from twofour.capture.forward import (
     Structure,
     attribute,
     capture,
-    changes_in_place,
     outside_tracing,
 )
 from twofour.capture.guard import Guard
+from twofour.capture.in_place import changes_in_place
 from twofour.capture.quiet import without_torchs_log
 
 __all__ = [

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from twofour.calls import without_fast_paths
+from twofour.capture.in_place import without_changes
 from twofour.capture.quiet import OthersAlone, quietly
 from twofour.errors import CompileError, cut
 
@@ -173,7 +174,7 @@ def capture(
             try:
                 with _Deadline(name) if sizes is not None else nullcontext(), redirect_stderr(OthersAlone()):
                     program = torch.export.export(model, (), attempt, dynamic_shapes=sizes, strict=False)
-                    if any(changes_in_place(node) for node in program.graph.nodes):
+                    if not without_changes(program.graph):
                         program = program.run_decompositions({})  # the same operators, without changes in place
                 return _graph(program, leaves, spec, sizes is not None, "; ".join(reasons[:1]))
             except Exception as error:  # whatever a model's own code raises under tracing
@@ -316,11 +317,6 @@ def _has_unknown_size(node: fx.Node) -> bool:
     parts = found if isinstance(found, tuple | list) else [found]
     sizes = [size for part in parts for size in (part.shape if isinstance(part, Tensor) else [part])]
     return any(isinstance(size, torch.SymInt) and not size.node.has_hint() for size in sizes)
-
-
-def changes_in_place(node: fx.Node) -> bool:
-    """Tell whether a node is a call of an operator that writes into what it is given."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def _unlifted(program: Any) -> fx.GraphModule:
