@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -162,8 +162,12 @@ def finetune(
         beside, further = _ready(model, plan, options, wish, folder, progress)
         sparse, dense, told = _runs(model, plan, beside, folder, display, pruned=options is not None)
     longer = rates.longer(sparse, beside.plan)
-    result = Result(sparse, dense, seed, beside.plan.taught, (*notes, *further, *told, *longer))
-    for line in (result.won, *longer):
+    return _logged(Result(sparse, dense, seed, beside.plan.taught, (*notes, *further, *told, *longer)), longer)
+
+
+def _logged(result: Result, further: Sequence[str]) -> Result:
+    """Log what was won, and what may win more; returns the result."""
+    for line in (result.won, *further):
         log.info("%s", line)
     return result
 
