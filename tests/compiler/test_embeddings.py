@@ -15,7 +15,7 @@ import twofour
 from tests.compiler.small import quick
 from tests.graph.small import Encoder
 from tests.turns import in_turn
-from twofour.compiler import against_dense
+from twofour.compiler import CompiledLinear, against_dense
 from twofour.compiler.embeddings import CompiledEmbedding
 from twofour.errors import CompileError
 from twofour.packing import Packed
@@ -86,6 +86,12 @@ def assert_fewer_bytes(kind: str, dtype: str, tmp_path_factory: Any) -> None:
         other = copy.deepcopy(fast)
         assert torch.equal(other(*EXAMPLE), fast(*EXAMPLE))
     assert loaded.plan.embeddings == kind and len(tables(loaded)) == len(own)
+
+
+def test_the_plan_says_what_a_tied_head_takes_beside_its_table() -> None:
+    fast = quick(Tied().eval(), IDS)
+    told = [note for note in fast.plan.notes if note.startswith("`head` is tied to the table `words`")]
+    assert bool(told) is isinstance(fast.head, CompiledLinear)  # one that stays torch's own reads the table
 
 
 def test_a_tied_head_keeps_its_weight_and_tables_of_other_classes_stay() -> None:

@@ -13,7 +13,7 @@ from twofour.kernels import rows
 from twofour.kernels.dense_matmul import Int4Matmul
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.problem import Problem
-from twofour.packing import pack
+from twofour.packing import Packed, pack
 from twofour.packing.encodings import INT4, dequantize
 from twofour.patterns import parse
 
@@ -62,6 +62,28 @@ def test_a_packed_weight_keeps_its_numbers(row: Int4Matmul, group: int, symmetri
     for tokens in (1, 4, 9):
         x = torch.randn(tokens, 1024)
         assert_close(row.run(x, prepared, None, Problem(70)), x, packed.unpack(), None)
+
+
+@in_turn("columns", [37, 96, 256])
+@in_turn("group", [32, 64, 128])
+@in_turn("symmetric", [True, False])
+def test_a_file_holds_the_numbers_that_run(columns: int, group: int, symmetric: bool) -> None:
+    row = next(row for row in ROWS if row.unavailable() is None)
+    weight = torch.randn(70, columns) + 0.3
+    packed = pack(weight, "dense", "int4", group=group, symmetric=symmetric) if columns % group == 0 else weight
+    prepared = row.prepare(packed)
+    stored = row.stored(prepared)
+    if columns % 32:
+        assert isinstance(stored, torch.Tensor) and torch.equal(stored, rounded(weight))
+        return
+    assert isinstance(stored, Packed)
+    stored.validate()
+    assert torch.equal(row.restore(prepared), stored.unpack()) and torch.equal(
+        row.prepare(stored).tensor, prepared.tensor
+    )
+    if isinstance(packed, Packed):
+        assert stored.header == packed.header and torch.equal(stored.values, packed.values)
+        assert torch.equal(stored.unpack(), packed.unpack())
 
 
 @each_row(ROWS)

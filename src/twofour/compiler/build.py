@@ -15,6 +15,7 @@ from twofour.compiler.choose_conv import ConvCase, choose_conv, not_measured
 from twofour.compiler.choose_recurrent import RecurrentWeights, choose_recurrent
 from twofour.compiler.computing import FLOAT32
 from twofour.compiler.conv import CompiledConv
+from twofour.compiler.in_file import in_groups, stored_bytes
 from twofour.compiler.layer import CompiledLinear, MeasuredLayer, PreparedWeights
 from twofour.compiler.plan import LayerPlan, Plan, described
 from twofour.compiler.reasons import AS_FLOATS, explain
@@ -187,7 +188,7 @@ class _Chooser:
         layer.axis, layer.weight_dtype, layer.pattern = entry.axis, entry.activations, entry.pattern
         if isinstance(problem, ConvProblem) and choice.dispatch.kernels[0].dtype == "float32":
             entry = replace(entry, computing=FLOAT32)  # as it is written
-        stored = entry.bytes_in_file(choice.dispatch.sparse)
+        stored = stored_bytes(entry, choice.dispatch.sparse)
         return layer, _describe(entry, choice, tokens, prepared.nbytes, stored, self.terms, because)
 
 
@@ -202,7 +203,7 @@ def _describe(
     entry: LayerWeight, choice: Choice, tokens: int, nbytes: int, stored: int, terms: Terms, because: str
 ) -> LayerPlan:
     notes = (
-        AS_FLOATS if terms.computing.stored != terms.computing.dense_stored and not choice.dispatch.sparse else "",
+        AS_FLOATS if _as_floats(entry, terms) and not choice.dispatch.sparse else "",
         choice.dispatch.at(tokens)[0].remark(entry.columns),
         SCATTERED if entry.geometry is not None and entry.geometry.scattered else "",
         not_measured(entry.geometry, terms.memory, terms.rules == CLOSE) if entry.geometry is not None else "",
@@ -210,6 +211,13 @@ def _describe(
     reason = explain(choice, tokens, because, terms.memory, *notes)
     sizes = entry.nbytes, nbytes, stored
     return described(entry.name, entry.kind, entry.shape, tokens, choice, reason, sizes, dense_because=because)
+
+
+def _as_floats(entry: LayerWeight, terms: Terms) -> bool:
+    """Whether a file holds the floats that the whole numbers of a dense weight stand for."""
+    if terms.computing.packed.groups and entry.geometry is None:
+        return terms.computing.stored != terms.computing.dense_stored or not in_groups(entry)
+    return terms.computing.stored != terms.computing.dense_stored
 
 
 def _in_order(model: nn.Module, layers: Sequence[LayerPlan]) -> tuple[LayerPlan, ...]:

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 from twofour import masks
 from twofour.compiler.choose import Choice
 from twofour.compiler.computing import FLOAT32, Computing
+from twofour.compiler.in_file import stored_bytes
 from twofour.compiler.layer import PreparedWeights
 from twofour.compiler.plan import LayerPlan
 from twofour.compiler.recurrent import CompiledCell, CompiledRecurrent, HeldWeight, RecurrentLayer
@@ -333,6 +334,6 @@ def _plan(
 def _stored(layer: RecurrentWeights, chosen: Mapping[str, tuple[Choice, str]]) -> int:
     """Return the bytes of the layer's weights in a file."""
     return sum(
-        weight.bytes_in_file(chosen[name][0].dispatch.sparse if name in chosen else False)
+        stored_bytes(weight, chosen[name][0].dispatch.sparse if name in chosen else False)
         for name, weight in layer.weights.items()
     )

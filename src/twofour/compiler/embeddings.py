@@ -186,7 +186,9 @@ class Tables:
 
 
 def heads(model: nn.Module, fast: nn.Module, layers: Sequence[LayerPlan]) -> Iterator[str]:
-    """Say of each layer that is tied to a table in fewer bits what the weight takes that it keeps beside it.
+    """Say of each layer that is tied to a table what the weight takes that it keeps beside it.
+
+    One that stays torch's own, beside a table that stays as it is, has none: its product reads the table.
 
     Args:
         model: The one that was given.
@@ -197,11 +199,13 @@ def heads(model: nn.Module, fast: nn.Module, layers: Sequence[LayerPlan]) -> Ite
         dict(fast.named_modules(remove_duplicate=False)),
         {layer.name: layer.bytes_after for layer in layers},
     )
-    named = [name for name, module in modules.items() if isinstance(module, CompiledEmbedding)]
-    tables = {id(model.get_submodule(name)._parameters["weight"]): name for name in reversed(named)}
+    named = [name for name, module in modules.items() if isinstance(module, CompiledEmbedding | nn.Embedding)]
+    held = {name: model.get_submodule(name)._parameters.get("weight") for name in reversed(named)}
+    tables = {id(weight): name for name, weight in held.items() if weight is not None}
     for name, module in model.named_modules():
         table = next((tables[id(p)] for p in module._parameters.values() if id(p) in tables), "")
-        if table and name in sizes:
+        own = modules[name]._parameters.get("weight") if table and name in sizes else None
+        if table and sizes.get(name) and (own is None or own is not modules[table]._parameters.get("weight")):
             yield f"`{name}` is tied to the table `{table}` and keeps a weight of its own: {sizes[name] / 1e6:.2f} MB"
 
 

@@ -28,8 +28,8 @@ from twofour.layers import (
     require_finished,
     require_unwrapped,
 )
-from twofour.packing import Header, Packed, encodings, has_form, packed_bytes, packed_rule, shape_of
-from twofour.patterns import DENSE, Pattern
+from twofour.packing import Packed, shape_of
+from twofour.patterns import Pattern
 from twofour.quantization.carried import LowBits, held_by
 
 _SHOWN = ("weight", "in_proj_weight", "q_proj_weight", "weight_ih_l0", "weight_ih")
@@ -99,20 +99,6 @@ class LayerWeight:
     def nbytes(self) -> int:
         """Bytes of the dense weight."""
         return self.rows * self.columns * self.activations.itemsize
-
-    def bytes_in_file(self, sparse: bool) -> int:
-        """Return the bytes of the weight in a file: packed by its pattern, of int8 dense too, or as floats.
-
-        Args:
-            sparse: Whether it runs so; in int4 it is written in whole numbers only then.
-        """
-        name = self.computing.stored if sparse else self.computing.dense_stored
-        for rule in (*([] if self.pattern is None else [packed_rule(self.pattern)]), DENSE):
-            if has_form(rule, name):
-                group = self.computing.group if encodings.get(name).groups else 0
-                header = Header(rule.rows.name, name, self.shape, 1, group=group)
-                return packed_bytes(header, zeros=not self.computing.symmetric)
-        return self.rows * self.columns * encodings.get(self.computing.dense_stored).dtype.itemsize
 
     def encoded(self) -> tuple[Packed | Tensor, str]:
         """Return the weight as the kernels take it, and why it is not packed, "" when it is; made at each call.

@@ -30,8 +30,8 @@ LARGEST_WEIGHT = 1 << 40
 """Values of a dense weight at most: sizes computed from a header stay far from overflow."""
 
 FORMS = (
-    'int4: "4:8-pairs", or (V:)N:M with groups; tf32: "1:2"; every other dtype: (V:)N:M; floats, int8 and low bits: '
-    "blocks; floats and int8: N:M+S%; int8 and low bits: dense"
+    'int4: "4:8-pairs", or (V:)N:M and dense with groups; tf32: "1:2"; every other dtype: (V:)N:M; floats, int8 and '
+    "low bits: blocks; floats and int8: N:M+S%; int8 and low bits: dense"
 )
 """Which patterns have a packed form in which encoding; `has_form`."""
 

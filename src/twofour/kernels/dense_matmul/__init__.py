@@ -2,7 +2,7 @@
 
 from twofour.kernels.dense_matmul.bf16 import ONEDNN_BF16, PLAIN_BF16, Bf16Matmul
 from twofour.kernels.dense_matmul.float32_rows import Float32Matmul
-from twofour.kernels.dense_matmul.int4_rows import Int4Matmul
+from twofour.kernels.dense_matmul.int4_rows import Int4Matmul, group_of
 from twofour.kernels.dense_matmul.int8 import ONEDNN_INT8, OneDnnInt8Matmul, stored_rows, whole_rows
 from twofour.kernels.dense_matmul.int8_rows import Int8Panels
 from twofour.kernels.dense_matmul.mkl import MKL, MklMatmul
@@ -28,6 +28,7 @@ __all__ = [
     "OneDnnMatmul",
     "PlainMatmul",
     "RealPanels",
+    "group_of",
     "native_dense_rows",
     "stored_rows",
     "whole_rows",

@@ -10,13 +10,23 @@ from torch import Tensor
 from twofour import native
 from twofour.kernels.base import Prepared
 from twofour.kernels.dense_matmul.native_dense import NativeDenseMatmul
-from twofour.kernels.problem import Problem
 from twofour.native import pages
-from twofour.packing import HEADER_BYTES, Packed, dense_of, layout_head, layout_header, read_layout_header
-from twofour.packing.encodings import GROUPS, INT4
+from twofour.packing import (
+    HEADER_BYTES,
+    Header,
+    Packed,
+    dense_of,
+    has_zeros,
+    layout_head,
+    layout_header,
+    read_layout_header,
+)
+from twofour.packing.encodings import GROUPS, INT4, dequantize
+from twofour.packing.validate import LARGEST_SCALE
+from twofour.patterns import DENSE
 
-RESTORED = 256
-"""Columns of a weight that are restored at a time."""
+UNIT, TILE = 32, 32
+"""Outputs of a unit of the layout and inputs of a block: kInt4Rows and kInt4Tile of layouts/int4.h."""
 
 GROUP = 64
 """Inputs per scale of a weight that comes as floats."""
@@ -49,14 +59,50 @@ class Int4Matmul(NativeDenseMatmul):
         return Prepared(self, buffer)
 
     def restore(self, prepared: Prepared) -> Tensor:
-        """Return the weight as `prepare` rounded it: float32 (out, in), read column by column by the product itself."""
-        rows, columns = read_layout_header(layout_head(prepared.tensor)).shape
-        unit = torch.eye(columns, dtype=torch.float32, device="cpu")
-        blocks = [
-            self.run(unit[first : first + RESTORED], prepared, None, Problem(rows))
-            for first in range(0, columns, RESTORED)
-        ]
-        return torch.cat(blocks).T.contiguous()
+        """Return the weight as `prepare` rounded it: float32 (out, in)."""
+        whole, scales, zeros = _opened(prepared.tensor)
+        columns = read_layout_header(layout_head(prepared.tensor)).shape[1]
+        return dequantize(whole, scales, zeros)[:, :columns].contiguous()
+
+    def stored(self, prepared: Prepared) -> Packed | Tensor:
+        """Return whole numbers, scales and zero points packed; see `Kernel.stored`.
+
+        In floats where groups do not divide the inputs, or of a scale beyond those that files take.
+        """
+        head = read_layout_header(layout_head(prepared.tensor))
+        whole, scales, zeros = _opened(prepared.tensor)
+        if head.shape[1] % head.group or bool((scales > LARGEST_SCALE).any()):
+            return self.restore(prepared)
+        nothing = torch.empty(len(whole), 0, dtype=torch.uint8, device="cpu")
+        header = Header(DENSE.name, INT4.name, head.shape, 1, group=head.group)
+        return Packed(header, INT4.store(whole), nothing, scales, zeros)
+
+
+def _opened(buffer: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return whole numbers of a layout (kernels/layouts/int4.h), whole groups of inputs, and what groups have.
+
+    int8 (out, groups x group), float32 (out, groups) scales and zero points, None where there are none.
+    """
+    head = read_layout_header(layout_head(buffer))
+    (rows, columns), group, shifted = head.shape, head.group, has_zeros(layout_head(buffer))
+    groups, tiles = -(-columns // group), -(-columns // TILE)
+    units = buffer[HEADER_BYTES:].view(-(-rows // UNIT), -1)
+    scales = units[:, 4 * UNIT : (4 + 2 * groups) * UNIT].contiguous().view(torch.bfloat16)
+    zeros = units[:, (4 + 2 * groups) * UNIT :][:, : groups * UNIT] if shifted else None
+    lines = units[:, units.shape[1] - tiles * UNIT * TILE // 2 :].reshape(len(units), tiles, 2, 4, 16, 4)
+    halves = torch.stack((lines & 0xF, lines >> 4), 4)  # unit, tile, half, eighth, which, lane, value
+    whole = halves.permute(0, 2, 5, 1, 3, 4, 6).reshape(len(units) * UNIT, -1)[:rows].to(torch.int8) - 8
+    whole = torch.nn.functional.pad(whole, (0, groups * group - whole.shape[1]))
+
+    def of_groups(part: Tensor) -> Tensor:
+        return part.view(len(units), groups, UNIT).transpose(1, 2).reshape(-1, groups)[:rows].float().contiguous()
+
+    return whole, of_groups(scales), None if zeros is None else of_groups(zeros.contiguous()) - 8
+
+
+def group_of(columns: int) -> int:
+    """Return how many inputs share a scale of a weight that comes as floats."""
+    return GROUP if columns % GROUP == 0 else min(GROUPS)
 
 
 def _quantized(weight: Packed | Tensor) -> tuple[Tensor, Tensor, Tensor | None, int]:
@@ -71,7 +117,7 @@ def _quantized(weight: Packed | Tensor) -> tuple[Tensor, Tensor, Tensor | None, 
         return whole.view(len(scales), -1), scales, weight.zeros, group
     dense = dense_of(weight)
     columns = dense.shape[1]
-    group = GROUP if columns % GROUP == 0 else min(GROUPS)
+    group = group_of(columns)
     padded = torch.nn.functional.pad(dense.float(), (0, -columns % group))
     whole, scales, zeros = INT4.quantize(padded, group)
     return whole[:, :columns], scales, zeros, group

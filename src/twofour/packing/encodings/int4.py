@@ -1,4 +1,4 @@
-"""Whole numbers of 4 bits, two a byte: N:M with one scale a group of inputs, or bare pairs as hardware reads them."""
+"""Whole numbers of 4 bits, two a byte: with one scale a group of inputs, or bare pairs as hardware reads them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from twofour.errors import PackingError
 from twofour.packing.encodings.base import Encoding, nonzero_scales
-from twofour.patterns import Block, Dense, Hybrid, PairedNM, Pattern
+from twofour.patterns import Block, Hybrid, PairedNM, Pattern
 from twofour.shapes import Float32, Int, UInt8
 
 INT4_LARGEST = 7
@@ -25,7 +25,7 @@ class Int4(Encoding):
 
     def takes(self, pattern: Pattern) -> bool:
         """See `Encoding.takes`; it takes pairs too."""
-        return not isinstance(pattern, Block | Dense | Hybrid)
+        return not isinstance(pattern, Block | Hybrid)
 
     def store(self, values: Int[Tensor, "rows count"]) -> UInt8[Tensor, "rows width"]:
         """Put two whole numbers from -8 to 7 into a byte; behind an odd number the high half is zero."""
