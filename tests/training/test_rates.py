@@ -200,6 +200,9 @@ def test_where_trials_would_show_little_the_rate_is_the_careful_one():
         model, noisy_loader(), **LOADER, epochs=1, scheme=lambda m, _: sr_ste.attach(m, "2:4", eligibility="any")
     )
     assert result.sparse.kept is None and "AdamW at a rate of" in result.notes[0]
+    assert "a careful one: none is looked for where a scheme changes the model meanwhile" in result.notes[0]
+    low = twofour.quantize(trained(), "w4", "a8", ends=None)
+    assert defaults.unsearched(low, None) == "none is looked for under what is attached to the model"
     result = finetune(pruned(), noisy_loader(), **LOADER, optimizer=lambda p: torch.optim.SGD(p, 0.1), epochs=1)
     assert result.sparse.kept is None and "learning rate" not in "".join(result.notes)
 

@@ -75,7 +75,8 @@ def completed(
         notes.append(f"the loss is {name}")
     if is_auto(optimizer):
         optimizer = optimizer_for(model, sought=is_searched(model, settings["scheme"]))
-        rate = "that is looked for" if optimizer.sought else f"of {optimizer.rate:g}"
+        why = unsearched(model, settings["scheme"])
+        rate = "that is looked for" if optimizer.sought else f"of {optimizer.rate:g}, a careful one: {why}"
         kind, way = (
             ("rate", ", up and down in one cycle") if length(loader) else ("constant rate", ", for want of a length")
         )
@@ -189,11 +190,19 @@ class Adamw:
 
 
 def is_searched(model: nn.Module, scheme: object) -> bool:
-    """Whether `rates` can try some from the state that the training begins with, and put that back.
+    """Whether `rates` can try some from the state that the training begins with, and put that back."""
+    return not unsearched(model, scheme)
 
-    Not where the model only becomes sparse meanwhile, nor where what is attached to it follows each step.
+
+def unsearched(model: nn.Module, scheme: object) -> str:
+    """Return why no rates are tried, "" where they are.
+
+    Not where the model only becomes sparse meanwhile, so that a short trial has another end than the training, nor
+    where what is attached to it, low bits too, follows each step.
     """
-    return scheme is None and not describe_attached(model)
+    if scheme is not None:
+        return "none is looked for where a scheme changes the model meanwhile"
+    return "none is looked for under what is attached to the model" if describe_attached(model) else ""
 
 
 def optimizer_for(model: nn.Module, *, sought: bool = False) -> Adamw:
