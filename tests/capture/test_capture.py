@@ -135,6 +135,53 @@ def test_changes_in_place_that_others_see_are_seen(how: str) -> None:
     torch.testing.assert_close(graph.module(x)[0], model(x))
 
 
+class Compared(nn.Module):
+    """Comparisons in place, which answer with floats there and with booleans elsewhere."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        if self.how == "gt_":
+            m = y.gt_(0)
+            return m.add_(m) + m
+        if self.how == "ge_":
+            return y.ge_(0).sub_(0.5)
+        if self.how == "eq_":
+            return y.eq_(x + 1).neg_()
+        return y.logical_not_()
+
+
+@pytest.mark.parametrize("how", ["gt_", "ge_", "eq_", "logical_not_"])
+def test_comparisons_in_place_answer_with_floats(how: str) -> None:
+    model, x = Compared(how), torch.randn(3, 4)
+    (found,), want = capture(model, {"x": x}).module(x), model(x)
+    assert found.dtype == want.dtype == torch.float32 and torch.equal(found, want)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("how", ["after", "before", "answered", "a view"])
+def test_changes_in_place_beside_dropout_are_seen(how: str, inplace: bool) -> None:
+    """In evaluation mode it answers with the tensor that it is given."""
+
+    class Dropped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop = nn.Dropout(0.5, inplace=inplace)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x + 1
+            rows = y.flatten() if how == "a view" else y
+            z = self.drop(y)
+            (y if how in ("before", "answered") else z).mul_(3)
+            return z if how == "answered" else (rows.view(y.shape) + z)
+
+    model, x = Dropped().eval(), torch.randn(3, 4)
+    torch.testing.assert_close(capture(model, {"x": x}).module(x)[0], model(x))
+
+
 def test_a_model_that_branches_on_values_is_refused() -> None:
     class Branching(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
+from torch._subclasses import FakeTensor
+from torch.fx.node import map_arg
 
 aten = torch.ops.aten
 
@@ -15,6 +17,12 @@ _NEW = {
     *(aten.batch_norm.default, aten.layer_norm.default, aten.group_norm.default, aten.max_pool2d.default),
 }
 """Operators made of others whose answer is in memory of its own all the same."""
+
+_DROPOUTS = {
+    *(aten.dropout.default, aten.dropout_.default, aten.alpha_dropout.default, aten.alpha_dropout_.default),
+    *(aten.feature_dropout.default, aten.feature_dropout_.default),
+    *(aten.feature_alpha_dropout.default, aten.feature_alpha_dropout_.default),
+}
 
 
 def changes_in_place(node: fx.Node) -> bool:
@@ -27,11 +35,15 @@ def without_changes(graph: fx.Graph) -> bool:
 
     That is one which an operator made in memory of its own, and which no view was taken of before.
     """
+    if any(map(changes_in_place, graph.nodes)):
+        _without_dropout(graph)
     places = {node: place for place, node in enumerate(graph.nodes)}
     for node in [node for node in graph.nodes if changes_in_place(node)]:
         answers = _answering(node)
         changed = node.args[0]
-        if answers is None or not isinstance(changed, fx.Node) or not _is_new(changed) or not _alike(node, changed):
+        if answers is None or not isinstance(changed, fx.Node) or not _is_new(changed):
+            return False
+        if not _alike(answers, node, changed):
             return False
         earlier = [user for user in changed.users if user is not node and places[user] < places[node]]
         if not all(map(_is_new, earlier)):
@@ -43,6 +55,15 @@ def without_changes(graph: fx.Graph) -> bool:
         node.replace_all_uses_with(new)
         graph.erase_node(node)
     return True
+
+
+def _without_dropout(graph: fx.Graph) -> None:
+    """Drop what answers with the very tensor it is given: torch's second trace takes that for a copy."""
+    for node in [node for node in graph.nodes if node.target in _DROPOUTS]:
+        x, share, training = node.args
+        if isinstance(x, fx.Node) and (share == 0 or training is False):
+            node.replace_all_uses_with(x)
+            graph.erase_node(node)
 
 
 def _answering(node: fx.Node) -> OpOverload | None:
@@ -70,9 +91,16 @@ def _is_new(node: fx.Node) -> bool:
     return not aliases and (not made_of_others or target in _NEW)
 
 
-def _alike(node: fx.Node, changed: fx.Node) -> bool:
-    """Tell whether an answer would have the type of the tensor that is changed: a float beside floats of its type."""
-    dtype = changed.meta["val"].dtype
-    values = [one.meta.get("val") for one in node.all_input_nodes]
-    types = {value.dtype for value in values if isinstance(value, Tensor)}
-    return dtype.is_floating_point and types <= {dtype, torch.bool}
+def _alike(answers: OpOverload, node: fx.Node, changed: fx.Node) -> bool:
+    """Tell whether an operator answers with the type and shape of the tensor that is changed, as comparisons do not."""
+    value = changed.meta["val"]
+    if not isinstance(value, FakeTensor):
+        return False
+    try:
+        args, kwargs = map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
+        with value.fake_mode:
+            found = answers(*args, **kwargs)
+    except Exception:  # what cannot be told is left to torch
+        return False
+    # Free sizes are compared as they are written: to ask whether they are equal would fix them.
+    return isinstance(found, Tensor) and found.dtype == value.dtype and str(found.shape) == str(value.shape)
