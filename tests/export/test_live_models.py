@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +23,7 @@ import twofour
 from tests.forked import status_of
 from twofour.checkpoints import Checkpoint
 from twofour.errors import FormatError
+from twofour.native.mapped import MappedFile
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="files are guarded by leases on Linux alone")
 
@@ -233,3 +236,65 @@ def test_a_file_that_somebody_may_write_to_is_read(path: Path, caplog: pytest.Lo
     )
     assert not on_pages(table(twofour.load(path, empty(), tokens=(1,), mapped=False)), path)
     assert not on_pages(table(twofour.load(path, small(), masked=True)), path)
+
+
+@linux
+def test_a_file_that_is_cut_between_two_of_its_tables_is_an_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part, parts = MappedFile.part, []
+
+    def late(pages: MappedFile, begin: int, nbytes: int) -> torch.Tensor | None:
+        if len(parts) == 1:
+            cut(path)
+        parts.append(part(pages, begin, nbytes))
+        return parts[-1]
+
+    def cut_within() -> int:
+        monkeypatch.setattr(MappedFile, "part", late)
+        with pytest.raises(FormatError) as caught:
+            twofour.load(path, empty(), tokens=(1,))
+        told = caught.value.code == "file-shorter" and [one is None for one in parts] == [False, True]
+        return 0 if told and bool(parts[0].any()) else 3
+
+    assert status_of(cut_within) == 0  # a bus error would end the process
+
+
+@linux
+def test_a_live_model_outlives_a_writer_whom_no_queued_signal_can_tell_of(path: Path) -> None:
+    def written_under() -> int:
+        fast = twofour.load(path, empty(), tokens=(1,))
+        want, shared = table(fast).clone(), on_pages(table(fast), path)
+        resource.setrlimit(resource.RLIMIT_SIGPENDING, (0, 0))  # type: ignore[attr-defined]
+        subprocess.run(["sh", "-c", f": > {path}"], check=True, timeout=30)
+        return 0 if shared and torch.equal(table(fast), want) else 3
+
+    assert status_of(written_under) == 0
+
+
+def with_blocked() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGIO])
+
+
+def with_handler() -> None:
+    signal.signal(signal.SIGIO, lambda *_: None)
+
+
+def with_ignored() -> None:
+    signal.signal(signal.SIGIO, signal.SIG_IGN)
+
+
+@linux
+@pytest.mark.parametrize(
+    ("taken", "reason"), [(with_blocked, "is blocked"), (with_handler, "handler"), (with_ignored, "is ignored")]
+)
+def test_a_file_is_read_where_no_signal_would_tell_of_a_writer(
+    path: Path, caplog: pytest.LogCaptureFixture, taken: Callable[[], None], reason: str
+) -> None:
+    caplog.set_level(logging.INFO, "twofour.checkpoints")
+
+    def read() -> int:
+        twofour.load(path, empty(), tokens=(1,))  # had the signal before
+        taken()
+        fast = twofour.load(path, empty(), tokens=(1,))
+        return 0 if not on_pages(table(fast), path) and "SIGIO" in caplog.text and reason in caplog.text else 3
+
+    assert status_of(read) == 0

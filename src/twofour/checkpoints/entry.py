@@ -149,10 +149,12 @@ def as_memory(path: Path, file: BinaryIO, entries: Collection[Entry]) -> MappedF
     if not any(LEAST <= entry.nbytes <= size for entry in entries):
         return None
     try:
-        return MappedFile(file.fileno())
+        pages = MappedFile(file.fileno())
     except OSError as error:
         logger.info("%s is read into memory of this process alone, not mapped: %s", path, error.strerror)
         return None
+    logger.debug("%s is mapped; SIGIO tells of who opens it to write to it", path)
+    return pages
 
 
 def _found(pages: MappedFile | None, entry: Entry) -> Tensor | None:

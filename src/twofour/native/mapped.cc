@@ -2,8 +2,9 @@
 // to write to it, or cuts it, waits until its pages were copied into memory of the process's own, and goes on then.
 // Without it the process that looks at a page that was cut off would end (SIGBUS).
 //
-// The system tells of a writer by a signal. Its handler does all that there is to do: system calls and memcpy alone, no
-// lock, no allocation; any thread may be the one that runs it, while others compute with the pages.
+// The system tells of a writer by SIGIO: where there is no room to queue a real-time signal, that comes in its place.
+// Its handler does all that there is to do: system calls and memcpy alone, no lock, no allocation; any thread may be
+// the one that runs it, while others read the pages. Tensors on them are for reading.
 #include <atomic>
 
 #include "binding.h"
@@ -23,7 +24,8 @@ namespace twofour {
 namespace {
 
 #ifdef __linux__
-enum State { kFree, kClaimed, kMapped, kOwn };  // a place of the table; kOwn: its pages are the process's own by now
+// A place of the table. kComing: its file keeps the lease, nobody looks at its pages; kOwn: they are the process's own.
+enum State { kFree, kClaimed, kComing, kMapped, kOwn };
 
 struct Part {
   std::atomic<int> state;
@@ -39,7 +41,8 @@ std::atomic<int> running;  // threads that look at the table
 
 bool leaving(int file) { return fcntl(file, F_GETLEASE) != F_RDLCK; }
 
-// Puts memory with the same bytes in the place of a part, in one step for all other threads.
+// Puts memory with the same bytes in the place of a part, in one step for all other threads;
+// what one of them writes between the copy and that step is lost.
 bool own(const Part& part) {
   void* const copy = mmap(nullptr, part.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (copy == MAP_FAILED) return false;
@@ -62,7 +65,10 @@ void own_parts(bool all) {
     }
   for (int i = 0; i < count; i++) {
     bool guards = parts[i].state != kOwn;
-    for (int j = 0; j < count && !guards; j++) guards = parts[j].state == kMapped && parts[j].file == parts[i].file;
+    for (int j = 0; j < count && !guards; j++) {
+      const int state = parts[j].state;
+      guards = (state == kComing || state == kMapped) && parts[j].file == parts[i].file;
+    }
     if (!guards) fcntl(parts[i].file, F_SETLEASE, F_UNLCK);
   }
   running--;
@@ -71,25 +77,30 @@ void own_parts(bool all) {
 
 void told(int) { own_parts(false); }
 
-// The signal that writers are told by: one that nobody in this process has a use for. 0 where there is none.
-int taken_signal() {
-  for (int number = SIGRTMAX - 1; number > SIGRTMIN; number--) {
-    struct sigaction now {};
-    if (sigaction(number, nullptr, &now) || (now.sa_flags & SA_SIGINFO) || now.sa_handler != SIG_DFL) continue;
-    struct sigaction ours {};
-    ours.sa_handler = told;
-    ours.sa_flags = SA_RESTART;
-    sigfillset(&ours.sa_mask);
-    if (!sigaction(number, &ours, nullptr)) return number;
-  }
-  return 0;
+// Takes the signal where nobody has a use for it, and where it would come: 0, or why it is not ours.
+int take_signal() {
+  struct sigaction now {}, ours {};
+  sigset_t blocked;
+  if (pthread_sigmask(SIG_BLOCK, nullptr, &blocked) || sigismember(&blocked, SIGIO)) return ECANCELED;
+  if (sigaction(SIGIO, nullptr, &now)) return errno;
+  if (!(now.sa_flags & SA_SIGINFO) && now.sa_handler == told) return 0;
+  if ((now.sa_flags & SA_SIGINFO) || now.sa_handler != SIG_DFL) return EBUSY;
+  ours.sa_handler = told;
+  ours.sa_flags = SA_RESTART;
+  sigfillset(&ours.sa_mask);
+  return sigaction(SIGIO, &ours, nullptr) ? errno : 0;
 }
 
 int lease_file(int file) {
-  static const int number = taken_signal();
-  if (!number) return EBUSY;
-  const bool held = !fcntl(file, F_SETSIG, number) && !fcntl(file, F_SETOWN, getpid()) && !fcntl(file, F_SETLEASE, F_RDLCK);
+  if (const int reason = take_signal()) return reason;
+  const bool held = !fcntl(file, F_SETSIG, 0) && !fcntl(file, F_SETOWN, getpid()) && !fcntl(file, F_SETLEASE, F_RDLCK);
   return held ? 0 : errno;
+}
+
+void leave_pages(int place) {
+  if (place < 0 || place >= places) return;
+  parts[place].state = kFree;
+  while (running) sched_yield();  // a handler may be copying them
 }
 
 int guard_pages(const Operand& pages, int file) {
@@ -102,17 +113,15 @@ int guard_pages(const Operand& pages, int file) {
     parts[i].file = file, parts[i].begin = reinterpret_cast<char*>(first), parts[i].bytes = last - first;
     for (int most = places; most <= i && !places.compare_exchange_weak(most, i + 1);) {
     }
-    parts[i].state = kMapped;
-    if (leaving(file)) own_parts(false);  // a writer came before the part was in the table
-    return i;
+    parts[i].state = kComing;
+    while (running) sched_yield();  // who looks at the table later keeps the lease
+    const bool late = leaving(file);  // it may be gone, and the pages with it: nobody looks at them
+    if (!late) parts[i].state = kMapped;
+    if (late) leave_pages(i);
+    if (leaving(file)) own_parts(false);  // a writer came meanwhile
+    return late ? -1 : i;
   }
   return -1;
-}
-
-void leave_pages(int place) {
-  if (place < 0 || place >= places) return;
-  parts[place].state = kFree;
-  while (running) sched_yield();  // a handler may be copying them
 }
 
 void own_pages() { own_parts(true); }

@@ -4,6 +4,10 @@ What becomes of the file does not matter to a tensor on them. One that is remove
 mapping goes. For one that is cut or written to in place there is a lease of the system (Linux, `fcntl(2)`): the writer
 waits some milliseconds, in which the pages are copied into memory of the process's own (mapped.cc). No lease is granted
 on another user's file, on one that somebody has open to write to, nor by every file system; such a file is not mapped.
+Nor is one where SIGIO, which tells of the writer, is not this module's or is blocked.
+
+Such tensors are for reading. Writing to them stays in this process, but what one thread writes while they are copied,
+since somebody opened the file to write to it, may be lost.
 """
 
 from __future__ import annotations
@@ -28,7 +32,9 @@ _REASONS = {
     errno.EACCES: "it is another user's",
     errno.EINVAL: "its file system has no leases",
     errno.ENOSYS: "this system has no leases",
-    errno.EBUSY: "every signal that a lease could be told by has a handler",
+    errno.EBUSY: "SIGIO, by which the system tells of a writer, is ignored or has a handler of others",
+    errno.ECANCELED: "SIGIO, by which the system tells of a writer, is blocked in this thread",
+    errno.ENODATA: "it is empty by now",
 }
 """Why there is no lease, by the system's number."""
 
@@ -66,6 +72,8 @@ class MappedFile:
         try:
             if reason := extension().lease_file(own):
                 raise OSError(reason, _REASONS.get(reason, os.strerror(reason)))
+            if not os.fstat(own).st_size:
+                raise OSError(errno.ENODATA, _REASONS[errno.ENODATA])
             self._pages = _Pages(own, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         except BaseException:
             os.close(own)
@@ -77,7 +85,10 @@ class MappedFile:
             os.register_at_fork(before=lambda: extension().own_pages())
 
     def part(self, begin: int, nbytes: int) -> Tensor | None:
-        """Return bytes of the file, uint8 (nbytes,), where they stand; None where it is too short, or has too many."""
+        """Return bytes of the file, uint8 (nbytes,), where they stand; None where that is not possible.
+
+        It is too short, has too many parts, or somebody waits to write to it, or already may: then it is read.
+        """
         if begin + nbytes > len(self._pages):
             return None
         part = memoryview(self._pages)[begin : begin + nbytes]
