@@ -3,6 +3,7 @@
 import copy
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -88,6 +89,60 @@ def test_what_may_be_left_out_is_what_the_model_makes_whatever_else_it_is_given(
                 ran, found = by_graph(fast, monkeypatch, **given)
                 assert ran is (out <= left.keys()), (out, ids.shape)
                 torch.testing.assert_close(found, model(**given).detach(), rtol=1e-4, atol=1e-4)
+
+
+class Padded(Words):
+    """Makes its mask by a padding of its own, and answers with it."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__()
+        self.padding = lambda: 7
+        if said == "table":
+            self.words = nn.Embedding(50, 64, padding_idx=7)
+        elif said == "attribute":
+            self.pad = 7
+        elif said == "part":
+            self.words.config = SimpleNamespace(words=SimpleNamespace(pad_token_id=7))  # type: ignore[assignment]
+
+    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        mask = (ids != self.padding()).long() if mask is None else mask
+        return super().forward(ids, mask), mask
+
+
+@in_turn("said", ["table", "attribute", "part", "", "elsewhere"])
+def test_a_mask_that_a_model_makes_by_its_own_padding_may_not_be_left_out(said: str) -> None:
+    """One of `config.pad_token_id`, or 0, was the only padding that was looked for."""
+    model = twofour.prune(Padded(said).eval(), "2:4")
+    ids = torch.where(IDS == 7, 8, IDS)
+    if not said:
+        ids[0, 3] = 7  # among the tokens of the example alone
+    elif said == "elsewhere":
+        ids[2, 3] = 7  # in a row that is not looked at by parts
+    fast: Any = quick(model, {"ids": ids, "mask": torch.ones_like(ids)}, graph=True)
+    assert isinstance(fast.forward, WholeModel)
+    assert fast.forward.complete is None
+    padded = IDS.clone()
+    padded[1, 6:] = 7
+    torch.testing.assert_close(fast(ids=padded), model(ids=padded), rtol=1e-4, atol=1e-4)
+
+
+class Answers(Words):
+    """Answers with the mask that it makes."""
+
+    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        mask = torch.ones_like(ids) if mask is None else mask
+        return super().forward(ids, mask), mask
+
+
+def test_what_a_caller_writes_to_an_answer_is_not_seen_by_later_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mask that was made for one call was kept for all, and handed out."""
+    model = twofour.prune(Answers().eval(), "2:4")
+    fast: Any = quick(model, {"ids": IDS, "mask": MASK}, graph=True)
+    for _ in range(4):
+        ran, found = by_graph(fast, monkeypatch, ids=IDS)
+        assert ran
+        torch.testing.assert_close(found, model(ids=IDS), rtol=1e-4, atol=1e-4)
+        found[1].zero_()
 
 
 def test_tokens_of_a_tokenizer_without_their_types(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

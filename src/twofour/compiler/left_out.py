@@ -33,6 +33,9 @@ ROWS, TOKENS = 2, 16
 SAME = 1e-6
 """Relative difference of answers that are the same: with a mask of ones attention may take another kernel."""
 
+USUAL_PADDINGS = (0, 1, 2)
+"""Tokens that stand for padding in most vocabularies: tried whatever a model says of itself."""
+
 
 @dataclass(frozen=True)
 class Default:
@@ -146,23 +149,50 @@ def _variants(model: nn.Module, example: dict[str, Any]) -> Iterator[dict[str, A
     A model may count positions by a mask, or look for padding among its tokens: then nothing constant stands for those.
     """
     yield example
-    padding = getattr(getattr(model, "config", None), "pad_token_id", None)
+    known = _paddings(model)
+    tokens = next((name for name, value in example.items() if _counts(value)), None)
     for name, value in example.items():
-        if _counts(value) and value.shape[1] > 1:
-            changed, some = value.clone(), max(1, value.shape[1] // 4)
-            if bool(((value == 0) | (value == 1)).all()):
-                changed[-1, :some] = 1 - changed[-1, :some].long()
-            else:
-                changed[-1, -some:] = padding if isinstance(padding, int) else 0
+        if not _counts(value) or value.shape[1] < 2:
+            continue
+        some = max(1, value.shape[1] // 4)
+        mask = bool(((value == 0) | (value == 1)).all())
+        if mask:
+            changed = value.clone()
+            changed[-1, :some] = 1 - changed[-1, :some].long()
             yield {**example, name: changed}
+        if name == tokens or not mask:  # tokens too may be zeros and ones alone
+            alone = [torch.tensor([one]) for one in sorted({*known, *USUAL_PADDINGS})]
+            for padding in (*alone, *(() if known else value.unique().split(some))):
+                yield {**example, name: _padded(value, padding, some)}
+
+
+def _padded(value: Tensor, padding: Tensor, some: int) -> Tensor:
+    """Return tokens with these in turn at the beginning of the first row and at the end of the last."""
+    changed = value.clone()
+    changed[0, :some] = changed[-1, -some:] = padding.repeat(some)[:some].to(value.dtype)
+    return changed
+
+
+def _paddings(model: nn.Module) -> set[int]:
+    """Return the tokens that may stand for padding by what a model, its parts and their configurations say."""
+    found: set[Any] = set()
+    for module in model.modules():
+        own = getattr(module, "config", None)
+        for config in (own, *getattr(own, "__dict__", {}).values()):  # one of a model of two kinds holds one for each
+            found.add(getattr(config, "pad_token_id", None))
+        found |= {value for name, value in vars(module).items() if "pad" in name.lower() and type(value) is int}
+    return {one for one in found if type(one) is int}
 
 
 def _serves(runner: WholeModel, example: Mapping[str, Any], defaults: Mapping[str, Default]) -> bool:
-    """Tell whether the graph answers the example without these inputs as the layers do."""
+    """Tell whether the graph answers the example without these inputs as the layers do, and these with them."""
     given = _without(example, defaults)
     whole, want = completed(given, defaults), _answer(runner.model, given)
     leaves = None if whole is None else runner.guard.leaves(whole)
-    if leaves is None or want is None:
+    if whole is None or leaves is None or want is None:
+        return False
+    found = _answer(runner.model, whole)  # any token of the example may be padding, in rows that no part has
+    if found is None or not distance(found[0], want[0]) <= 10 * SAME:
         return False
     error = distance(runner.program(*leaves), want[0])
     both = lambda: runner.program.python(*leaves), lambda: tree_flatten(by_layers(runner.model, calls.fresh(given)))[0]

@@ -126,7 +126,7 @@ class WholeModel:
         order = self._served.get(like) if like is not None else None
         if order is not None and not (torch.is_grad_enabled() and any(value.requires_grad for value in values)):
             try:
-                return self.outputs.value(self.run([values[at] if type(at) is int else at for at in order]))
+                return self.outputs.value(self.run([values[at] if type(at) is int else at.clone() for at in order]))
             except KernelError as error:
                 return self._refused(error, args, kwargs)
         given = bind(_signature(kind), self.model, args, kwargs)
@@ -195,14 +195,16 @@ class WholeModel:
     def _remember(self, like: Any, values: Sequence[Any], leaves: Sequence[Any]) -> None:
         """Note that the graph holds for calls that lie as this one, and in which order it takes their tensors.
 
-        What was made for an input that they leave out follows from their sizes: it is kept itself.
+        What was made for an input that they leave out follows from their sizes: a copy of it is kept, and copied for
+        each call, since a model may answer with it, and the caller write to its answer.
         """
         places = {id(value): place for place, value in enumerate(values)}
-        made = len(leaves) - sum(id(leaf) in places for leaf in leaves)
-        if len(places) == len(values) and (not made or self.complete is not None):
+        made = [leaf for leaf in leaves if id(leaf) not in places]
+        kept = not made or (self.complete is not None and all(isinstance(leaf, Tensor) for leaf in made))
+        if len(places) == len(values) and kept:
             if len(self._served) >= SERVED:
                 self._served = {}
-            self._served[like] = [places.get(id(leaf), leaf) for leaf in leaves]
+            self._served[like] = [places[id(one)] if id(one) in places else one.clone() for one in leaves]
 
     def answer(self, given: Mapping[str, Any], found: Any) -> Any:
         """Return what the graph found, in the mapping of the call's own where the model answers with that."""
