@@ -142,6 +142,18 @@ def test_scales_that_the_layout_cannot_hold_are_refused() -> None:
         to_layout(replace(packed, scales=packed.scales * 1.001), "int4_rows")
 
 
+@each_row(ROWS)
+def test_scales_by_which_sums_would_overflow_are_refused(row: NativeMatmul) -> None:
+    packed = packed_weight(8, 64, 32, True)
+    assert packed.scales is not None
+    packed.scales[1, 0] = 2.0**80
+    y = row.run(torch.full((1, 64), 3e4), row.prepare(packed), None, Problem(8))
+    assert y.isfinite().all()
+    packed.scales[1, 0] = 2.0**81
+    with pytest.raises(PackingError, match="stay finite"):
+        row.prepare(packed)
+
+
 def test_the_reference_multiplies_by_the_dequantised_weight() -> None:
     packed, x = packed_weight(8, 64, 32, False), torch.randn(2, 64)
     reference = find("nm_matmul_any_reference__torch")

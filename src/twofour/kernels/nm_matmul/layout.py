@@ -14,6 +14,10 @@ DENSEST = 4
 """Values of the dense weight that a byte of a layout holds at most: int4, half of them pruned."""
 
 
+LARGEST_SCALE = 2.0**80
+"""Of int4: the sum of 2^20 inputs of 16 bits by weights of 4, scaled, is below 2^122, so that no float32 overflows."""
+
+
 def to_layout(packed: Packed, layout: str) -> Tensor:
     """Write a canonical 2:4 weight in a kernel's own layout.
 
@@ -81,6 +85,13 @@ def _require_scales(packed: Packed) -> None:
             got="no groups" if group == 0 else "scales that are no bfloat16 numbers",
             wanted="a bfloat16 scale for each group of inputs",
             remedy='pack the weight again from floating point: pack(weight, "2:4", "int4")',
+        )
+    if scales.numel() and scales.abs().max() > LARGEST_SCALE:
+        raise PackingError(
+            "the kernels of an int4 weight cannot compute with its scales",
+            got=f"a scale of {scales.abs().max().item():g}",
+            wanted=f"scales up to {LARGEST_SCALE:g}: sums of whole numbers come before them, and stay finite",
+            remedy="keep this layer in float32, or look at its weight: such values are seldom meant",
         )
 
 
