@@ -27,7 +27,7 @@ def test_each_layer_is_measured_dense_and_with_each_pattern_and_the_model_is_unt
         assert row.kernel.startswith(family if row.ratio > 1 else "dense_matmul")
         assert ("fast" in row.verdict) == (row.ratio >= 1.05)
     skipped = dict(advice.skipped)
-    assert "a convolution: twofour.compile measures it" in skipped["1.weight"]
+    assert "a convolution: its time follows from its images; compile(prune" in skipped["1.weight"]
     assert "2.weight" in skipped
     assert advice.to_dict()["rows"] and advice.to_dict()["patterns"] == list(HALF)
     assert "128x64" in str(advice) and "dense: 1.weight: a convolution" in str(advice)

@@ -155,11 +155,15 @@ def test_a_dtype_that_changes_no_quantised_layer_is_told_of(caplog, no_measuring
     """It was passed over in silence."""
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).eval(), torch.randn(4, 64)
-    for skip, rest in (((), "no other Linear layer is there"), (("2",), "it is that of the other 1 Linear layers")):
+    both, one = "the 2 layers that were", "the one layer that was"
+    for skip, which, rest in (
+        ((), both, "no other layer takes it"),
+        (("2",), one, "it is that of the one other layer"),
+    ):
         low = quantization.quantize(copy.deepcopy(model), "w8", "a8", data=[x], skip=skip)
         plan: Any = twofour.compile(low, x, "int8", graph=False, progress=False).plan
         (said,) = (note for note in plan.notes if note.startswith('dtype="int8" does not change'))
-        assert "they run in their own widths (w8a8)" in said and rest in said and said in caplog.text
+        assert f"{which} quantised, to widths of their own (w8a8); {rest}" in said and said in caplog.text
     plan = twofour.compile(low, x, graph=False, progress=False).plan  # pyright: ignore[reportAttributeAccessIssue]
     assert not any("does not change" in note for note in plan.notes)
     assert "of the answer's norm" in str(plan)

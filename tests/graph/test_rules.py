@@ -253,7 +253,7 @@ class Parts(nn.Module):
 
     def __init__(self, heads: Callable[[Tensor], Sequence[Tensor]]) -> None:
         super().__init__()
-        self.heads, self.weight = heads, nn.Parameter(torch.randn(16, 48))
+        self.heads, self.weight = heads, nn.Parameter(torch.randn(16, 48) / 4)  # scores near 1: rounding stays rounding
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.heads(x @ self.weight)
