@@ -5,6 +5,7 @@ import pickle
 import re
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,7 +83,7 @@ def test_bert(sparse: bool) -> None:
     if sparse:
         fast = compiled(model := twofour.prune(bert(), "2:4"))
     assert "run on their real tokens, " in fast.plan.account.ragged and "ragged: " in str(fast.plan)
-    assert re.search(r"\(\d+ of \d+ tokens take \d\.\d\dx the time of all", fast.plan.account.ragged)
+    assert re.search(r"\(of \d+ sequences \d+ of \d+ tokens take \d\.\d\dx the time of all", fast.plan.account.ragged)
     for given in (padded(), padded((9, 3)), padded((1, 40, 2))):
         assert packs(fast, given)
         same(model, fast, given)
@@ -134,9 +135,18 @@ def test_packing_does_not_hang_on_torchs_switch() -> None:
 
 def test_a_model_whose_call_is_long_is_tried_on_two_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     _, fast = dense()
-    assert "of 64 tokens" in fast.plan.account.ragged
+    assert re.search(r"of 4 sequences \d+ of 64 tokens", fast.plan.account.ragged)
     monkeypatch.setattr(ragged, "LONG_CALL", 0.0)
-    assert "of 32 tokens" in compiled(bert()).plan.account.ragged
+    assert re.search(r"of 2 sequences \d+ of 32 tokens", compiled(bert()).plan.account.ragged)
+
+
+def test_one_slow_call_does_not_make_a_model_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first call makes memory, and a busy machine stops for others: one such call decided."""
+    times = iter([0.0, 1.0, 1.0, 1.01])
+    monkeypatch.setattr(ragged, "clock", lambda: "wall")
+    monkeypatch.setattr(ragged, "time", SimpleNamespace(perf_counter=lambda: next(times), thread_time=None))
+    program: Any = list  # any call without arguments
+    assert not ragged._is_long(program, ())
 
 
 @pytest.mark.long

@@ -76,8 +76,8 @@ def mostly_convolved(layers: Sequence[LayerPlan], computing: Computing) -> tuple
         return ()
     said = (
         f'dtype="{computing.dtype}" is that of the Linear layers alone: there are no convolutions in it, so that the '
-        f"{sum(kinds)} convolutions, {images:.3f} of the layers' {sum(measured):.3f} ms, run in float32. Leave dtype "
-        'out for the same time without rounding, or pass dtype="int8", in which they are measured too'
+        f"{sum(kinds)} convolutions, {images:.3f} of the layers' {sum(measured):.3f} ms, run in float32. "
+        'dtype="int8" measures them too; how long the others take in float32 was not measured'
     )
     logger.warning("%s", said)
     return (said,)

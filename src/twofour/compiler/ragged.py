@@ -21,7 +21,7 @@ from twofour.compiler.timed import held_by_program
 from twofour.errors import cut
 from twofour.graph import Executor, NotRaggedError, Program, Ragged, attention_masks, filled, pack
 from twofour.kernels.ragged import lay_out, real_tokens
-from twofour.measure.chooser import race
+from twofour.measure.chooser import clock, race
 from twofour.measure.distance import distance
 
 logger = logging.getLogger("twofour.compiler")
@@ -155,9 +155,7 @@ def _chosen(
     held: Sequence[str],
 ) -> RaggedChoice:
     found = pack(module)
-    begin = time.perf_counter()
-    padded(*example)
-    most = 2 if time.perf_counter() - begin > LONG_CALL else MOST_SEQUENCES
+    most = 2 if _is_long(padded, example) else MOST_SEQUENCES
     leaves = _with_padding(found.mask, guard, example, most)
     _require_mask(module, found.mask, leaves)
     if longer := _longer(found.mask, guard, leaves):
@@ -166,12 +164,24 @@ def _chosen(
     _require_agreement(program, padded, found, leaves, allowed)
     times = _times(program, padded, leaves, terms, held)
     share = times["packed"] / times["padded"]
-    parts = f"{_real(leaves[found.mask])} take {share:.2f}x the time of all"
+    parts = f"of {len(leaves[found.mask])} sequences {_real(leaves[found.mask])} take {share:.2f}x the time of all"
     if share > 1:
         return RaggedChoice(None, f"batches with padding run padded, which is faster ({parts})")
     own = f"; of the example {_real(example[found.mask])}" if program.leaves(example) is not None else ""
     said = f"batches with padding run on their real tokens, {found.calls} calls of them ({parts}{own})"
     return RaggedChoice(program, said)
+
+
+def _is_long(padded: Executor, example: Sequence[Any]) -> bool:
+    """Tell whether a call takes longer than `LONG_CALL`, the sooner of two: the first makes memory and layouts."""
+    now = time.thread_time if clock() == "thread" else time.perf_counter
+
+    def taken() -> float:
+        begin = now()
+        padded(*example)
+        return now() - begin
+
+    return taken() > LONG_CALL and taken() > LONG_CALL
 
 
 def _real(mask: Tensor) -> str:
