@@ -196,6 +196,13 @@ def test_a_graph_that_differs_is_given_up(monkeypatch: pytest.MonkeyPatch, caplo
     assert "differs from the layers by 5.0e-01" in caplog.text
 
 
+def test_a_graph_that_answers_in_another_type_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = compiled_graph._answers
+    monkeypatch.setattr(compiled_graph, "_answers", lambda *_: [answers(*_)[0].double()])
+    fast = quick(pruned(mlp()), torch.randn(4, 64), graph=True)
+    assert fast.plan.account.engine == "layers" and "differs from the layers in the type" in fast.plan.account.reason
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_other_computing_types(dtype: str, caplog: pytest.LogCaptureFixture) -> None:
     model = pruned(Encoder(layers=1))

@@ -75,7 +75,7 @@ class Agreement:
         Less what noise costs layers that still do: convolutions of low bits, and layers without a kernel.
         """
         with on_exact_activations(self.model):
-            error = distance(engine(), layers())
+            error = difference(engine(), layers())
             rest = TIPPED * tipping(self.model, layers) if error > self.floats else 0.0
         return max(0.0, error - rest)
 
@@ -87,6 +87,12 @@ class Agreement:
             f"; it differs from the layers by {error:.1e} on the example, since codes of rounded inputs tip: "
             f"float noise of {NOISE:g} in front of them moves the layers by {self.tipping:.1e}"
         )
+
+
+def difference(found: Sequence[Any], want: Sequence[Any]) -> float:
+    """Return how far an engine's answers are from the layers', infinite where a tensor is of another type."""
+    pairs = [pair for pair in zip(found, want, strict=True) if isinstance(pair[1], Tensor)]
+    return distance(found, want) if all(got.dtype == wanted.dtype for got, wanted in pairs) else math.inf
 
 
 def has_halves(values: Iterable[Any]) -> bool:
