@@ -167,3 +167,27 @@ def test_a_resnet_with_its_real_weights_loses_less_by_default(data_dir: Path) ->
         with torch.no_grad():
             lost[criterion] = (sparse(images) - dense(images)).norm() / dense(images).norm()
     assert lost[None] < lost["magnitude"] / 2
+
+
+class Routed(nn.Module):
+    """An expert that few tokens reach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.expert = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h, chosen = self.first(x), x[:, 0] > 1
+        out = h.clone()
+        out[chosen] = self.expert(h[chosen])
+        return out
+
+
+def test_a_layer_that_the_first_samples_do_not_reach_does_not_count(caplog: pytest.LogCaptureFixture) -> None:
+    data = torch.randn(300, 16, generator=torch.Generator().manual_seed(1))
+    data[:8, 0] = 0
+    model = twofour.prune(Routed(), "2:4", data=data, reconstruct=False)
+    assert "the first 8 samples bring no row to `expert.weight`: " in caplog.text
+    found = {outcome.name: outcome for outcome in outcomes(model)}
+    assert found["expert.weight"].few and not found["first.weight"].few

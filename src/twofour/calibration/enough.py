@@ -6,6 +6,7 @@ inputs sees fewer rows than it has inputs, and an update by that Hessian fits th
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 
@@ -19,6 +20,8 @@ from twofour.calibration.passes import calibrating, explained
 from twofour.calibration.statistics import PER_INPUT
 from twofour.calls import call
 from twofour.layers import PrunableWeight
+
+_log = logging.getLogger("twofour.calibration")
 
 SHARE = 0.95
 """Of the values to prune, how many are in weights that get so many rows; the others are of layers that see few, as a
@@ -52,14 +55,16 @@ def enough(model: nn.Module, weights: Sequence[PrunableWeight], least: int, firs
     collector.tokens = few.tokens
     with calibrating(model), collector.hooked(), explained():
         call(model, to_device(few.inputs, seen[0].parameter.device))
+    all_found = [(weight, collector.release(weight)) for weight in seen]
+    _say_unseen([weight.name for weight, found in all_found if not found.rows], few.samples)
     reached = [
         (
             math.ceil(PER_INPUT * found.squares.shape[-1] * few.samples / found.rows),
             weight.parameter.numel(),
             found.rows,
         )
-        for weight, found in ((weight, collector.release(weight)) for weight in seen)
-        if found.squares is not None
+        for weight, found in all_found
+        if found.squares is not None and found.rows
     ]
     wanted, left = least, SHARE * sum(values for _, values, _ in reached)
     for samples, values, _ in sorted(reached):
@@ -68,3 +73,14 @@ def enough(model: nn.Module, weights: Sequence[PrunableWeight], least: int, firs
         wanted, left = samples, left - values
     most = max((rows for *_, rows in reached), default=1)
     return max(least, min(wanted, MOST_ROWS * few.samples // most))
+
+
+def _say_unseen(names: Sequence[str], samples: int) -> None:
+    """Say which weights do not count: data may reach them later, as tokens do the experts of a mixture."""
+    if names:
+        several = f" and {len(names) - 1} more" if names[1:] else ""
+        _log.warning(
+            "the first %d samples bring no row to `%s`%s: how many samples are taken does not depend on what they "
+            "want; `samples` takes another number",
+            *(samples, names[0], several),
+        )
