@@ -1,5 +1,6 @@
 """Correlations of few rows: how far they are trusted is judged on rows held back."""
 
+import pytest
 import torch
 
 from tests.criteria.test_activation import random, seen
@@ -34,6 +35,18 @@ def test_the_last_rows_of_each_call_are_held_back_while_there_are_few() -> None:
     assert one.sample is not None and torch.equal(one.sample[0], x[4:40:5])
 
 
+@pytest.mark.parametrize("size", [2, 7, 700, 5000])
+def test_a_call_of_several_rows_is_never_held_whole(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row in five of all, 512 at most."""
+    monkeypatch.setattr("twofour.calibration.statistics.PER_INPUT", 1 << 20)
+    statistics = Statistics("hessian")
+    for call in range(1, 6):
+        before = 0 if statistics.sample is None else statistics.sample.shape[1]
+        statistics.add(random(1, size, 16, seed=call))
+        held = 0 if statistics.sample is None else statistics.sample.shape[1]
+        assert held == min(call * size // 5, 512) and held - before < size
+
+
 def test_moments_are_shrunk_beside_the_diagonal() -> None:
     statistics = seen(random(30, 8), "hessian")
     whole = statistics.moments(0)
@@ -61,6 +74,17 @@ def test_few_rows_lose_less_on_rows_that_nothing_has_seen() -> None:
         assert few.shrunk > 0 and said.startswith("few rows, 48 for 64 inputs: by their correlations less ")
         lost["trusted"] += fresh.error(weight, ADMM().solve(weight, PATTERN, few, "w").applied(weight))
     assert lost["trusted"] < 0.95 * lost["as they are"]
+
+
+@pytest.mark.parametrize("zero", [slice(48, 60), slice(0, 48)])
+def test_nothing_is_said_to_be_judged_on_zeros(zero: slice) -> None:
+    """A fifth of the rows is held back: either side may be zero."""
+    x = correlated(60, 64)
+    x[zero] = 0
+    few = Statistics("hessian")
+    few.add(x[None])
+    said = trusted(random(1, 16, 64), PATTERN, few, ADMM(), "w")
+    assert said.startswith("few rows, 60 for 64 inputs: not judged") and few.shrunk == 0
 
 
 def test_many_rows_and_criteria_of_papers_are_as_they_were() -> None:

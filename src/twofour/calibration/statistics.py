@@ -19,7 +19,7 @@ PER_INPUT = 8
 """Rows wanted for each input of a weight: docs/criteria.md has what more and fewer of them brought."""
 
 JUDGE = 5
-"""One row in so many, the last of each call, is remembered beside a Hessian while it has fewer than that."""
+"""One row in so many, up to `SAMPLED_ROWS`, is remembered beside a Hessian while it has fewer rows than are wanted."""
 
 
 @dataclass(eq=False)
@@ -95,7 +95,8 @@ class Statistics:
             self._stride *= 2
 
     def _remember(self, x: Tensor) -> None:
-        # The last rows of a call are whole samples where it has several: rows of one sample are alike.
+        # Counted over all rows and taken from each call's end, so a call of several is never held whole. Rows do not
+        # say whose they are: of a call of one sample, and of the first that is held, both sides have some.
         rows = self.rows + x.shape[1]
         if rows >= PER_INPUT * x.shape[2]:
             self._kept.clear()
