@@ -134,7 +134,7 @@ def prune(
             solved = solving()
             attach(solved)
     model.__dict__[_OUTCOMES] = tuple(choice.outcome for choice in solved.choices)
-    _log.info("%s", solved.told(len(assignment.skipped)))
+    _log.log(logging.WARNING if solved.fitted else logging.INFO, "%s", solved.told(len(assignment.skipped)))
     return model
 
 
@@ -278,7 +278,8 @@ def _taken(
         return None
     criteria.require_unsharded(assignment.weights)
     tell = _log.warning if samples is None and isinstance(data, Sized) else _log.info  # a stream goes on
-    count = samples or criteria.wanted(model, [weight for weight, _ in assignment.weights], criterion)
+    wanted = criteria.wanted(model, [weight for weight, _ in assignment.weights], criterion)
+    count = wanted if samples is None else samples
     taken = calibration.take(model, data, count, paired=loss is not None, tell=tell)
     _log.info("calibrated on %d samples", sum(batch.samples for batch in taken))
     return taken

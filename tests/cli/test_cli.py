@@ -124,6 +124,14 @@ def test_sources_that_are_none(run, text, message):
     refused(run("check", text), "SourceError", message)
 
 
+def test_a_file_that_is_not_there_is_refused_without_torch():
+    ends = "except SystemExit as end: print(end.code, 'torch' in sys.modules)"
+    code = f"import sys\nfrom twofour.cli import main\ntry: main()\n{ends}"
+    for name in ("no/such.safetensors", "nothere.onnx"):
+        done = subprocess.run([sys.executable, "-c", code, "check", name], capture_output=True, text=True, check=True)
+        assert done.stdout == "2 False\n" and f"SourceError: there is no file {name}" in done.stderr
+
+
 def test_advise_needs_a_model(run):
     save_file({"fc.weight": torch.randn(16, 32)}, "w.safetensors")
     refused(run("advise", "w.safetensors"), "holds weights", "pass the function")

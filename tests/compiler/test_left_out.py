@@ -165,6 +165,36 @@ def test_tokens_of_a_tokenizer_without_their_types(monkeypatch: pytest.MonkeyPat
             torch.testing.assert_close(got, want.last_hidden_state.detach()[seen], rtol=1e-4, atol=1e-4)
 
 
+def test_a_call_that_runs_layer_by_layer_is_told_what_it_gives(caplog: pytest.LogCaptureFixture) -> None:
+    """It was told to pass what the plan says may be left out; a call that the model refuses is told by the model."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 128}
+    model = twofour.prune(transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=50)).eval(), "2:4")
+    fast: Any = quick(model, {"input_ids": IDS, "token_type_ids": ZEROS, "attention_mask": MASK})
+    caplog.clear()
+    for call in ({}, {"input_ids": torch.ones(1, 513, dtype=torch.long)}):
+        with pytest.raises((ValueError, RuntimeError)):
+            fast(**call)
+    assert "layer by layer" not in caplog.text
+    for call, said in (
+        ({"attention_mask": MASK.float()}, "`attention_mask` (torch.float32 (3, 12), and the graph holds for"),
+        ({"foo": 3}, "`foo` (3, and the graph was captured without it: forward names no such argument)"),
+    ):
+        caplog.clear()
+        for _ in range(2):
+            fast(input_ids=IDS, **call)
+        (line,) = [text for text in caplog.messages if "layer by layer" in text]
+        assert line.startswith(f"a call with {said}")
+
+
+def test_sizes_that_do_not_fit_are_those_of_what_a_call_gives() -> None:
+    fast: Any = quick(Words().eval(), {"ids": IDS, "mask": MASK, "kinds": ZEROS}, graph=True)
+    fast.forward.guard.text = "L['ids'].size()[1] < 20"
+    fast.forward.guard._test = None
+    name, why = fast.forward._unlike({"ids": IDS.repeat(1, 2)})
+    assert (name, why) == ("ids", "torch.int64 (3, 24): sizes outside of what the graph holds for")
+
+
 def test_an_input_without_a_size_is_not_made() -> None:
     one = {"kinds": Default("zeros", "ids", (True, True), torch.int64)}
     for ids in (None, torch.zeros(3), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)):

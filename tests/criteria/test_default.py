@@ -12,7 +12,7 @@ import twofour
 from twofour import calibration
 from twofour.calibration import Batch
 from twofour.demo.resnet import ResNet20
-from twofour.errors import RecipeError
+from twofour.errors import DataError, RecipeError
 from twofour.layers import walk
 from twofour.pruning import outcomes
 from twofour.recipe import Recipe
@@ -152,6 +152,29 @@ def test_a_small_layer_of_one_row_a_sample_does_not_ask_for_data(caplog: pytest.
     with caplog.at_level(logging.INFO, "twofour.pruning"):
         twofour.prune(Pooled(), "2:4", data=data[:20], criterion="wanda")
     assert "few data for `pooler.weight` and 2 more of 3 weights: 20 rows for 128 inputs" in caplog.text
+
+
+def test_rows_fewer_than_inputs_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """One row is fitted to the digit: its error was the outcome, as if the weight were as good as dense."""
+    with caplog.at_level(logging.INFO):
+        pruned = twofour.prune(model(), "2:4", data=batches(1, 1))
+    first, second = outcomes(pruned)
+    said = "; the error is measured on the rows it was fitted to, 1 for 16 inputs: of others it says little"
+    assert first.note.endswith(said) and "1 for 32 inputs" in second.note
+    (line,) = [record for record in caplog.records if "few data for" in record.getMessage()]
+    assert line.levelno == logging.WARNING
+    assert "try     give more samples: 4 more batches, or 5 samples or more in each" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        pruned = twofour.prune(model(), "2:4", data=batches(1), reconstruct=False)
+    (line,) = [record for record in caplog.records if "few data for" in record.getMessage()]
+    assert line.levelno == logging.INFO and all("fitted to" not in one.note for one in outcomes(pruned))
+
+
+@pytest.mark.parametrize("samples", [0, -1])
+def test_no_samples_are_no_number_of_samples(samples: int) -> None:
+    with pytest.raises(DataError, match=f"got +samples={samples}"):
+        twofour.prune(model(), "2:4", data=batches(1), samples=samples)
 
 
 @pytest.mark.long

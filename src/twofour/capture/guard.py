@@ -99,8 +99,18 @@ class Guard:
             return None
         return leaves if self._holds(given) else None
 
-    def unlike(self, given: Mapping[str, Any]) -> tuple[str, str]:
-        """Return which argument of a call the graph does not hold for, and what it is against what the graph holds."""
+    @property
+    def names(self) -> list[str]:
+        """Arguments that the graph takes."""
+        return list(self._held())
+
+    def unlike(self, given: Mapping[str, Any], of: Mapping[str, Any] | None = None) -> tuple[str, str]:
+        """Return which argument of a call the graph does not hold for, and what it is against what the graph holds.
+
+        Args:
+            given: The call, with what was made for arguments that it leaves out.
+            of: Those that it gives itself, which alone are named where sizes do not fit; default: all.
+        """
         given = _alike(given, self._held())
         leaves, spec = tree_flatten(given)
         names = _names(given)
@@ -108,8 +118,9 @@ class Guard:
             return self._structure_unlike(given, names, leaves)
         if (fault := self._fault(leaves)) is not None:
             return names[fault[0]], _shown(leaves[fault[0]]) + fault[1]
-        shown = ", ".join(_shown(leaf) for leaf in leaves if isinstance(leaf, Tensor))
-        return ", ".join(names), f"{shown}: sizes outside of what the graph holds for"
+        own = given if of is None else {name: value for name, value in given.items() if name in of}
+        shown = ", ".join(_shown(leaf) for leaf in tree_flatten(own)[0] if isinstance(leaf, Tensor))
+        return ", ".join(_names(own)), f"{shown}: sizes outside of what the graph holds for"
 
     def _fault(self, leaves: Sequence[Any]) -> tuple[int, str] | None:
         """Return the first leaf that the graph does not hold for, and what it holds for, its guards left out."""

@@ -88,6 +88,22 @@ def _docstring(name: str) -> str:
     return ast.get_docstring(next(found)) or ""
 
 
+_RUNS = "twofour.runs"
+"""Of a context: its command runs, and is not looked up alone."""
+
+
+def _require_there(source: str) -> None:
+    """Refuse a file of weights that is not there before torch is imported, which takes seconds."""
+    if source.endswith((".safetensors", ".onnx")) and ":" not in source and not source.startswith("-"):
+        try:
+            os.stat(os.path.expanduser(source))
+        except FileNotFoundError as error:
+            wanted = "a .safetensors file, a folder or an .onnx file that is there"
+            raise SourceError(f"there is no file {source}", got="no such file", wanted=wanted) from error
+        except (OSError, ValueError):  # the command itself says why it cannot be looked at
+            return
+
+
 class _Group(TyperGroup):
     """Prints an error in its own form and exits with 2; 1 stays the verdict that something is not sparse."""
 
@@ -106,7 +122,13 @@ class _Group(TyperGroup):
         finally:
             self.commands = commands
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if ctx.meta.get(_RUNS) and args[0] == "check" and len(args) > 1:
+            _require_there(args[1])
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
+        ctx.meta[_RUNS] = True
         try:
             return super().invoke(ctx)
         except TwofourError as error:

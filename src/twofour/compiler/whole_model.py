@@ -140,8 +140,10 @@ class WholeModel:
                 return self.answer(given, self.outputs.value(self.run(leaves)))
             except KernelError as error:
                 return self._refused(error, args, kwargs)
-        self._say(own, given)
-        return kind.forward(self.model, *args, **kwargs)
+        name, why = ("", own) if own else self._unlike(given)  # before the model writes into what it was given
+        answer = kind.forward(self.model, *args, **kwargs)
+        self._say(own, name, why)  # of a call that the model itself refuses its own error says why
+        return answer
 
     def _leaves(self, given: Mapping[str, Any]) -> list[Any] | None:
         """Return the leaves of a call, what says nothing left out; None where the graph does not hold for it."""
@@ -221,13 +223,20 @@ class WholeModel:
             self._changed = self._changed or held.changed()
         return f"after a change of `{self._changed}`, of which the graph has a copy," if self._changed else ""
 
-    def _say(self, own: str, given: Mapping[str, Any]) -> None:
+    def _say(self, own: str, name: str, why: str) -> None:
         """Log, once for each reason, why a call runs layer by layer."""
-        name, why = ("", own) if own else self.guard.unlike(given)
         if own + name not in self._said:
             self._said.add(own + name)
             shown = own or f"with `{name}` ({why})"
             logger.warning("a call %s runs layer by layer (said once)", shown)
+
+    def _unlike(self, given: Mapping[str, Any]) -> tuple[str, str]:
+        """Return which argument of a call the graph does not hold for, and why, of those that the call gives."""
+        whole = None if self.complete is None else self.complete(given)
+        name, why = self.guard.unlike(given if whole is None else whole, of=given)
+        if name in given and name not in self.guard.names and name not in self.__signature__.parameters:
+            why = f"{why.removesuffix(' or with its default')}: forward names no such argument"
+        return name, why
 
     def __getstate__(self) -> dict[str, Any]:
         if self._held is not None:

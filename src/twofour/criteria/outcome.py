@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,18 @@ class Outcome:
     def few(self) -> bool:
         """Whether there were fewer than `PER_INPUT` rows for each input."""
         return 0 < self.rows < PER_INPUT * self.inputs
+
+    @property
+    def fitted(self) -> bool:
+        """Whether there were fewer rows than inputs: whatever the task, values can be fitted to these rows."""
+        return 0 < self.rows < self.inputs
+
+    def with_doubt(self) -> Outcome:
+        """Return the outcome whose note says so where its error is of rows that could be fitted."""
+        if not self.fitted or self.error is None:
+            return self
+        said = f"the error is measured on the rows it was fitted to, {self.rows} for {self.inputs} inputs"
+        return replace(self, note=f"{self.note}; {said}: of others it says little".removeprefix("; "))
 
 
 def few_data(outcomes: Sequence[Outcome]) -> str:
@@ -85,6 +97,11 @@ class Solved:
     def before(self) -> Mapping[nn.Parameter, Tensor]:
         """What each parameter that has new values held before."""
         return self._before
+
+    @property
+    def fitted(self) -> bool:
+        """Whether a weight saw fewer rows than it has inputs."""
+        return any(choice.outcome.fitted for choice in self.choices)
 
     def told(self, dense: int) -> str:
         """Say what was pruned, and which weights saw few data, in one line.

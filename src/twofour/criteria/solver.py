@@ -261,7 +261,7 @@ class _Run:
         pattern, ranks = self.patterns[weight.name], self.criterion.need in ("norms", "hessian")
         inputs = new.shape[-1] if ranks else 0
         said = pattern.name, self.criterion.name, error, statistics.rows, solution.note, inputs
-        outcome = Outcome(weight.name, *said)
+        outcome = Outcome(weight.name, *said).with_doubt()
         keep = calibration.from_matrix(weight, solution.keep)
         self.solved.write(weight.parameter, calibration.from_matrix(weight, new))
         self.solved.choices.append(Choice(weight, pattern, keep, outcome))

@@ -133,7 +133,7 @@ def _held(model: nn.Module, batches: Sequence[Batch] | None) -> tuple[list[Batch
             "no sample can be held back to judge a reconstruction",
             got=f"{len(batches)} batches, of {min(batch.samples for batch in batches)} samples the smallest",
             wanted=f"{EVERY} batches, or {EVERY} samples in each",
-            remedy=remedy,
+            remedy=f"give more samples: {EVERY - len(batches)} more batches, or {EVERY} samples or more in each",
         )
     with _explained():
         used, held = hold_back(model, batches)
