@@ -259,9 +259,14 @@ def test_keys_behind_a_cache_are_those_of_both_joined(isa: str, sizes: tuple[int
         a, b, c, d, e = (t.to(dtype) for t in (q, k, v, *added))
         for options in ({"mask": mask}, {"causal": True}):
             want = attention(a, torch.cat([b, d], 2), torch.cat([c, e], 2), **options)
-            assert torch.equal(attention(a, b, c, **options, k_added=d, v_added=e), want)
+            got = attention(a, b, c, **options, k_added=d, v_added=e)
             spread = [torch.stack([t, t], -1)[..., 0] for t in (d, e)]  # every second number
-            assert torch.equal(attention(a, b, c, **options, k_added=spread[0], v_added=spread[1]), want)
+            assert torch.equal(attention(a, b, c, **options, k_added=spread[0], v_added=spread[1]), got)
+            if "mask" in options and q.shape[2] == 1:
+                # What is hidden is left out, and the rest summed in another order.
+                torch.testing.assert_close(got, want, atol=1e-6, rtol=2 * torch.finfo(dtype).eps)
+            else:
+                assert torch.equal(got, want)
 
 
 def test_keys_that_cannot_stand_behind_the_others() -> None:

@@ -161,7 +161,7 @@ def _variants(model: nn.Module, example: dict[str, Any]) -> Iterator[dict[str, A
             changed[-1, :some] = 1 - changed[-1, :some].long()
             yield {**example, name: changed}
         if name == tokens or not mask:  # tokens too may be zeros and ones alone
-            alone = [torch.tensor([one]) for one in sorted({*known, *USUAL_PADDINGS})]
+            alone = [value.new_tensor([one]) for one in sorted({*known, *USUAL_PADDINGS})]
             for padding in (*alone, *(() if known else value.unique().split(some))):
                 yield {**example, name: _padded(value, padding, some)}
 

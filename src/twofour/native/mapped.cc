@@ -81,7 +81,8 @@ void told(int) { own_parts(false); }
 int take_signal() {
   struct sigaction now {}, ours {};
   sigset_t blocked;
-  if (pthread_sigmask(SIG_BLOCK, nullptr, &blocked) || sigismember(&blocked, SIGIO)) return ECANCELED;
+  // Of the calling thread on Linux, as pthread_sigmask, which older systems have elsewhere.
+  if (sigprocmask(SIG_BLOCK, nullptr, &blocked) || sigismember(&blocked, SIGIO)) return ECANCELED;
   if (sigaction(SIGIO, nullptr, &now)) return errno;
   if (!(now.sa_flags & SA_SIGINFO) && now.sa_handler == told) return 0;
   if ((now.sa_flags & SA_SIGINFO) || now.sa_handler != SIG_DFL) return EBUSY;
