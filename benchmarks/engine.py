@@ -12,6 +12,8 @@ import typer
 from cases import blocks as blocks_case
 from cases import executor as executor_case
 from cases import layers as layers_case
+from cases import lengths as lengths_case
+from cases.lengths import SIZES
 from models.algebra import ALGEBRA
 from models.fusion import FUSION
 from models.paper import PAPER
@@ -209,6 +211,23 @@ def ragged(
     measured(cells, ragged_case.Bench(seconds, without or ()), place(json, "ragged", record), resume, ragged_case.show)
 
 
+def lengths(
+    only: Annotated[str, typer.Option(help="Sizes of calls, comma separated.")] = ",".join(SIZES),
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or int8; several, comma separated.")] = "float32",
+    threads: ThreadsOption = "1",
+    without: Annotated[list[str] | None, typer.Option(help="A candidate to leave out, by its name.")] = None,
+    seconds: SecondsOption = 8.0,
+    resume: ResumeOption = False,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """MiniLM compiled once, called at eleven sizes of batch and length and over sixty random ones."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    cells = lengths_case.cells(only.split(","), dtype.split(","), numbers(threads))
+    path = place(json, "lengths", record)
+    measured(cells, lengths_case.Bench(seconds, without or ()), path, resume, lengths_case.show)
+
+
 def provider(
     exporter: Annotated[str, typer.Option(help="Who wrote the file: torch, twofour.")] = "torch,twofour",
     threads: ThreadsOption = "1",
@@ -227,4 +246,4 @@ def provider(
         measured(cells, provider_case.Bench(seconds, Path(folder)), path, resume, provider_case.show)
 
 
-COMMANDS = (fusion, sweep, blocks, algebra, executor, layers, peak, generate, callers, ragged, provider)
+COMMANDS = (fusion, sweep, blocks, algebra, executor, layers, peak, generate, callers, ragged, lengths, provider)

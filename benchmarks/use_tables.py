@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cases import embeddings, generate, peak, provider, repetition, shrunk, sweep
+from cases import embeddings, generate, lengths, peak, provider, repetition, shrunk, sweep
 from fusion_tables import markdown
 from twofour.measure import Record
 
@@ -45,6 +45,11 @@ def of_ragged(records: Sequence[Record]) -> str:
         times = (record.undisturbed(name) for name in names)
         lines.append([f"{record.meta['lengths']}, {share:.0%}", *(f"{1e3 * t:.1f} ({t / best:.2f})" for t in times)])
     return markdown(lines)
+
+
+def of_lengths(records: Sequence[Record]) -> str:
+    """Return the best runtime at every size of a call, and ours over it, dense and 2:4."""
+    return markdown([[*lengths.HEADS], *(lengths.line(record) for record in records)])
 
 
 def of_provider(records: Sequence[Record]) -> str:
@@ -98,6 +103,12 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Record]], str]]] = {
         "OpenVINO and ONNX Runtime run the step in a bare loop, without the prompt and transformers' own work; "
         "a table without their columns was taken before they were peers.",
         of_generate,
+    ),
+    "lengths": (
+        "MiniLM's embeddings, float32, one thread, compiled once by the default call with one sequence of 128 tokens: "
+        "times over the best of torch, ONNX Runtime and OpenVINO (lower is better). At one size those are built for "
+        "it; over the random ones their sizes are free.",
+        of_lengths,
     ),
     "peak": (
         "What a process grew by to serve a model, batch 1, one thread, after 20 calls, in brackets the most in a call: "

@@ -266,6 +266,35 @@ def test_ragged_times_packed_and_padded_batches(monkeypatch, capsys: pytest.Capt
 
 
 @pytest.mark.long
+def test_lengths_are_served_by_one_compiled_model(monkeypatch, capsys: pytest.CaptureFixture[str]):
+    transformers = pytest.importorskip("transformers", reason="needs the extra [text]")
+    pytest.importorskip("onnxruntime", reason="needs the extra [onnx]")
+    from cases import lengths
+    from models import Subject
+    from models.encoder import LastHidden
+    from use_tables import of_lengths
+
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 4, "hidden_size": 64, "intermediate_size": 128}
+    config = transformers.BertConfig(**sizes, vocab_size=20_000)
+    encoder = LastHidden(transformers.BertModel(config, add_pooling_layer=False)).eval().requires_grad_(False)
+    inputs = torch.randint(0, 100, (1, 128)), torch.ones(1, 128, dtype=torch.long)
+    bench = lengths.Bench(0.02, without=[lengths.OPENVINO])
+    bench.subject = lambda batch: Subject("tiny", "random weights", encoder, inputs, batch, 128)
+    monkeypatch.setattr(lengths, "RANDOM", "4 random")
+    assert len(lengths.sizes("4 random")) == 4 and lengths.sizes("8x16") == [(8, 16)]
+    records = [bench(cell) for cell in lengths.cells(["1x8", "8x16"], ["float32"], [1])]
+    monkeypatch.setattr(lengths, "SIZES", ("4 random",))
+    records += [bench(cell) for cell in lengths.cells(["4 random"], ["float32"], [1])]
+    for record in records:
+        assert set(record.timings) >= {lengths.EAGER, lengths.ORT, *lengths.OURS}
+        assert set(dict(record.meta["missing"])) == {lengths.OPENVINO}
+    assert len(bench.compiled) == 2
+    lengths.show(records, Console(width=200))
+    assert "8x16" in capsys.readouterr().out and "| 4 random |" in of_lengths(records)
+    with pytest.raises(DataError, match="there is no such size"):
+        lengths.cells(["0x0"], ["float32"], [1])
+
+@pytest.mark.long
 def test_provider_times_onnx_runtime_with_and_without_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     transformers = pytest.importorskip("transformers", reason="needs the extra [text]")
     pytest.importorskip("onnxruntime", reason="needs the extra [onnx]")

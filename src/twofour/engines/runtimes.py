@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +20,10 @@ from torch import Tensor, nn
 
 from twofour.engines.quantized import quantize_onnx, quantize_openvino, quantize_torch
 
-Answer = Callable[[], "Tensor | np.ndarray[Any, Any]"]
+Array = np.ndarray[Any, Any]
+Answer = Callable[[], "Tensor | Array"]
+Session = Callable[[Sequence[Array]], Array]
+"""A runtime's model, called with one array for each input."""
 HINTS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32", "int4": "f32"}
 
 
@@ -46,6 +49,11 @@ def eager(subject: Subject, dtype: str, threads: int) -> Answer:
     """Torch as it is: float32, bfloat16, or its own weight-quantised Linear layers."""
     model, inputs = _in_torch(subject, dtype)
     return partial(first_output, model, inputs)
+
+
+def eager_session(subject: Subject, dtype: str, threads: int) -> Callable[[tuple[Tensor, ...]], Tensor]:
+    """As `eager`, for inputs that are given with each call, floats among them in that type."""
+    return partial(first_output, _in_torch(subject, dtype)[0])
 
 
 def inductor(subject: Subject, dtype: str, threads: int, *, freezing: bool = True) -> Answer:
@@ -76,12 +84,35 @@ def openvino(
         sparse_rate: Share of zeros from which it keeps weights compressed and decompresses them while computing.
         weights: int8 of the weights alone, without calibration.
     """
+    run = openvino_session(subject, dtype, threads, sparse_rate=sparse_rate, weights=weights)
+    return partial(run, arrays_of(subject.inputs))
+
+
+def openvino_session(
+    subject: Subject,
+    dtype: str,
+    threads: int,
+    *,
+    sparse_rate: float | None = None,
+    weights: bool = False,
+    free: tuple[int, ...] = (),
+) -> Session:
+    """As `openvino`, for inputs that are given with each call.
+
+    Args:
+        subject: Model and inputs.
+        dtype: As of `openvino`.
+        threads: As of `openvino`.
+        sparse_rate: As of `openvino`.
+        weights: As of `openvino`.
+        free: Axes of every input whose sizes may differ from the example's.
+    """
     import openvino as ov  # pyright: ignore[reportMissingImports]
 
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")
         model = ov.convert_model(subject.model, example_input=subject.inputs)
-    model.reshape({index: list(tensor.shape) for index, tensor in enumerate(subject.inputs)})
+    model.reshape({index: _sizes(tensor, free) for index, tensor in enumerate(subject.inputs)})
     model = quantize_openvino(model, [subject.inputs], dtype, weights)
     settings: dict[str, object] = {
         "INFERENCE_PRECISION_HINT": HINTS[dtype],
@@ -91,8 +122,7 @@ def openvino(
     if sparse_rate is not None:
         settings["CPU_SPARSE_WEIGHTS_DECOMPRESSION_RATE"] = sparse_rate
     request = ov.Core().compile_model(model, "CPU", settings).create_infer_request()
-    arrays = [tensor.contiguous().numpy() for tensor in subject.inputs]
-    return lambda: request.infer(arrays, share_inputs=True, share_outputs=True)[0]
+    return lambda arrays: request.infer(list(arrays), share_inputs=True, share_outputs=True)[0]
 
 
 def onnxruntime(subject: Subject, dtype: str, threads: int, *, optimised: Path | None = None) -> Answer:
@@ -103,6 +133,21 @@ def onnxruntime(subject: Subject, dtype: str, threads: int, *, optimised: Path |
         dtype: float32, int8 or int4.
         threads: Its own threads.
         optimised: Where to write the graph that it runs.
+    """
+    return partial(onnxruntime_session(subject, dtype, threads, optimised=optimised), arrays_of(subject.inputs))
+
+
+def onnxruntime_session(
+    subject: Subject, dtype: str, threads: int, *, optimised: Path | None = None, free: tuple[int, ...] = ()
+) -> Session:
+    """As `onnxruntime`, for inputs that are given with each call.
+
+    Args:
+        subject: Model and inputs.
+        dtype: As of `onnxruntime`.
+        threads: As of `onnxruntime`.
+        optimised: As of `onnxruntime`.
+        free: Axes of every input, and of the output, whose sizes may differ from the example's.
     """
     import onnxruntime as ort
 
@@ -116,12 +161,20 @@ def onnxruntime(subject: Subject, dtype: str, threads: int, *, optimised: Path |
     if optimised is not None:
         options.optimized_model_filepath = str(optimised)
     with tempfile.TemporaryDirectory() as folder:
-        path = quantize_onnx(export(subject, Path(folder) / "model.onnx"), dtype)
+        path = quantize_onnx(export(subject, Path(folder) / "model.onnx", free), dtype)
         session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    feed = {f"input{index}": tensor.contiguous().numpy() for index, tensor in enumerate(subject.inputs)}
-    feed = {entry.name: feed[entry.name] for entry in session.get_inputs()}
-    name = session.get_outputs()[0].name
-    return lambda: np.asarray(session.run([name], feed)[0])
+    places = {entry.name: int(entry.name.removeprefix("input")) for entry in session.get_inputs()}
+    answer = session.get_outputs()[0].name
+    return lambda arrays: np.asarray(session.run([answer], {name: arrays[at] for name, at in places.items()})[0])
+
+
+def arrays_of(inputs: Sequence[Tensor]) -> list[Array]:
+    """Return tensors as the arrays that runtimes are called with."""
+    return [tensor.contiguous().numpy() for tensor in inputs]
+
+
+def _sizes(tensor: Tensor, free: tuple[int, ...]) -> list[int]:
+    return [-1 if axis in free else size for axis, size in enumerate(tensor.shape)]
 
 
 def export(subject: Subject, path: Path, free: tuple[int, ...] = ()) -> Path:
