@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar
@@ -17,9 +19,55 @@ if TYPE_CHECKING:
 EVERY = 15.0
 """Seconds between two lines: a log of an hour stays short, and nobody takes a working process for a dead one."""
 
+FADES = 60.0
+"""Seconds after which a pace counts half, or half of the time that a kind of work has taken, where that is longer: what
+a neighbour on the machine takes for a while moves the time left a little, and never by a factor."""
 
-Left = Callable[[], float]
-"""What knows how many seconds of a step are left."""
+Left = Callable[[], float | None]
+"""What knows how many seconds of a step are left, None where it does not yet."""
+
+
+class Work:
+    """The work of a step, of several kinds, and the seconds that what is left of it takes.
+
+    Args:
+        ahead: Kind -> how much there is to do, in a unit that the kinds roughly share: a unit of a kind that has not
+            begun is taken to last as long as one of the others.
+    """
+
+    def __init__(self, ahead: Mapping[str, float]) -> None:
+        self._ahead = dict(ahead)
+        self._seconds, self._amount, self._spent = (defaultdict[str, float](float) for _ in range(3))
+        self._since, self._longest = time.monotonic(), 0.0
+
+    @contextmanager
+    def doing(self, kind: str, amount: float) -> Iterator[None]:
+        """Do a part of the work inside."""
+        self._since = begin = time.monotonic()
+        yield
+        self.done(kind, amount, time.monotonic() - begin)
+
+    def done(self, kind: str, amount: float, seconds: float) -> None:
+        """A part of the work took so many seconds."""
+        old = 0.5 ** (seconds / max(FADES, self._spent[kind] / 2))
+        self._seconds[kind] = old * self._seconds[kind] + seconds
+        self._amount[kind] = old * self._amount[kind] + amount
+        self._spent[kind] += seconds
+        self.skip(kind, amount)
+        self._since, self._longest = time.monotonic(), max(self._longest, seconds)
+
+    def skip(self, kind: str, amount: float) -> None:
+        """So much of a kind is not to be done; less than nothing is more to do."""
+        self._ahead[kind] = max(self._ahead.get(kind, 0.0) - amount, 0.0)
+
+    def left(self) -> float | None:
+        """Return the seconds left; None before any work is done."""
+        seconds, amount = sum(self._seconds.values()), sum(self._amount.values())
+        if not amount:
+            return None
+        paces = {kind: self._seconds[kind] / done for kind, done in self._amount.items() if done}
+        whole = sum(ahead * paces.get(kind, seconds / amount) for kind, ahead in self._ahead.items())
+        return max(whole - min(time.monotonic() - self._since, self._longest), 0.0)
 
 
 class Lines:
@@ -40,23 +88,32 @@ class Lines:
     def begin(self, title: str, total: int | None = None, done: int = 0, left: Left | None = None) -> None:
         """Go on with another step; `left`: who knows the seconds left better than the parts that are done."""
         self._title, self._total, self._done, self._what, self._left = title, total, done, "", left
-        self._first, self._began = done, time.monotonic()
+        self._parts = Work({"": (total or done) - done})
+        self._began = self._moved = time.monotonic()
 
-    def move(self, done: int | None = None, total: int | None = None, what: str | None = None) -> None:
-        """Say how many steps are done, how many there are in all, and what is done now; None: as before."""
-        self._done = self._done if done is None else done
-        self._total = self._total if total is None else total
+    def move(
+        self, done: int | None = None, total: int | None = None, what: str | None = None, left: Left | None = None
+    ) -> None:
+        """Say how many steps are done, how many there are in all, what is done now, who knows; None: as before."""
+        if done is not None and done != self._done:
+            now = time.monotonic()
+            self._parts.done("", done - self._done, now - self._moved)
+            self._done, self._moved = done, now
+        if total is not None:
+            self._parts.skip("", (self._total or self._done) - total)
+            self._total = total
         self._what = self._what if what is None else what
+        self._left = self._left if left is None else left
+
+    def left(self) -> float | None:
+        """Return the seconds left, None where they are not known."""
+        return (self._left or self._parts.left)() if self._total and self._done < self._total else None
 
     def text(self, now: float) -> str:
         """Return the line for a moment on the monotonic clock."""
-        spent = now - self._began
         parts = [f"{self._title}: {self._done:,} of {self._total:,}" if self._total else self._title, self._what]
-        parts.append(f"{spoken(spent)} so far")
-        if self._left is not None and self._total:
-            parts.append(f"about {spoken(self._left())} left")
-        elif self._total and self._first < self._done < self._total:
-            left = spent / (self._done - self._first) * (self._total - self._done)
+        parts.append(f"{spoken(now - self._began)} so far")
+        if (left := self.left()) is not None:
             parts.append(f"about {spoken(left)} left")
         return ", ".join(filter(None, parts))
 
@@ -98,12 +155,12 @@ class Progress:
 
     def __init__(self, shown: bool = True, *, stays: bool = False) -> None:
         self._shown, self._stays = shown, stays
-        self._inside = False
-        self._lines: Lines | None = None
+        self._inside = self._begun = False
+        self._lines = Lines("working", shown=False)
         self._bars: Bars | None = None
         self._task: TaskID | None = None
         self._tasks: list[TaskID] = []
-        self._begun, self._done = False, 0
+        self._done = 0
 
     def __enter__(self) -> Progress:
         if self._shown and sys.stderr.isatty():
@@ -117,19 +174,22 @@ class Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self._end_step()
         if self._bars is not None and self._inside:
             for task in self._tasks:
                 self._bars.remove_task(task)
         elif self._bars is not None:
             Progress._live = None
             self._bars.stop()
-        if self._lines is not None:
-            self._end_step()
-            self._lines.__exit__(kind, error, trace)
+        self._lines.__exit__(kind, error, trace)
 
     def _end_step(self) -> None:
-        """Leave a line about the step that ends."""
-        if self._lines is not None and self._begun and self._stays:
+        """Leave a line about the step that ends; on a terminal nobody goes on to count down for it."""
+        if not self._begun:
+            return
+        if self._bars is not None and self._task is not None:
+            self._bars.update(self._task, left=None)
+        elif self._stays and self._shown:
             print(self._lines.text(time.monotonic()), file=sys.stderr, flush=True)
 
     def begin(self, title: str, total: int | None = None, done: int = 0, left: Left | None = None) -> None:
@@ -143,21 +203,21 @@ class Progress:
         """
         self._end_step()
         self._begun = True
+        self._lines.begin(title, total, done, left)
         if self._bars is not None:
-            self._task = self._bars.add_task(title, total=total, completed=done, what="", left=left)
+            self._task = self._bars.add_task(title, total=total, completed=done, what="", left=self._lines.left)
             self._tasks.append(self._task)
-        if self._lines is not None:
-            self._lines.begin(title, total, done, left)
         self._done = done
 
-    def move(self, done: int | None = None, total: int | None = None, what: str | None = None) -> None:
-        """Say how many parts are done, how many there are, and what is done now; None: as before."""
+    def move(
+        self, done: int | None = None, total: int | None = None, what: str | None = None, left: Left | None = None
+    ) -> None:
+        """Say how many parts are done, how many there are, what is done now, who knows the time; None: as before."""
         self._done = self._done if done is None else done
+        self._lines.move(done, total, what, left)
         if self._bars is not None and self._task is not None:
             said = {} if what is None else {"what": what}
             self._bars.update(self._task, completed=self._done, total=total, **said)  # pyright: ignore[reportArgumentType]
-        if self._lines is not None:
-            self._lines.move(done, total, what)
 
     def say(self, what: str) -> None:
         """Say what is done now."""
@@ -170,16 +230,17 @@ class Progress:
 
 def _bars(stays: bool) -> Bars:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, SpinnerColumn, Task, TextColumn
     from rich.progress import Progress as Bars
     from rich.text import Text
 
-    class Remaining(TimeRemainingColumn):
+    class Remaining(ProgressColumn):
+        max_refresh = 0.5
+
         def render(self, task: Task) -> Text:
             known: Left | None = task.fields["left"]
-            if known is None or task.finished:
-                return super().render(task)
-            return Text(str(timedelta(seconds=round(known()))), style="progress.remaining")
+            left = 0.0 if task.finished else None if known is None else known()
+            return Text("-:--:--" if left is None else str(timedelta(seconds=round(left))), style="progress.remaining")
 
     return Bars(
         SpinnerColumn(),

@@ -16,7 +16,6 @@ from twofour.criteria import Criterion, Outcome, Solved
 from twofour.errors import LayerError, RecipeError
 from twofour.layers import (
     SUPPORTED,
-    PrunableWeight,
     compiled_parts,
     describe_attached,
     remedy_for,
@@ -24,6 +23,7 @@ from twofour.layers import (
     require_unwrapped,
 )
 from twofour.patterns import Pattern
+from twofour.progress import Progress
 from twofour.recipe import Assignment, Recipe
 from twofour.structure import permutation
 
@@ -42,7 +42,7 @@ WITHOUT_DATA = (
     'training. criterion="magnitude" says that it is meant'
 )
 
-_Importance = Callable[[Sequence[PrunableWeight]], dict[str, Tensor]]
+_Permute = Callable[..., permutation.Report]
 
 
 def prune(
@@ -125,12 +125,13 @@ def prune(
     attach = partial(_attach, model, reconstruction.prepared(model, data, asked=asked, progress=progress))
     given: dict[str, Any] = {"data": data, "samples": sum(batch.samples for batch in data or ()) or criteria.SAMPLES}
     scores = partial(criteria.importance, model, criterion=recipe.criterion, **given)
+    order = partial(_permute, model, assignment, scores, example, progress)
     given |= {"loss": loss, "progress": progress, "unseen": criteria.Magnitude() if unnamed else None}
     solving = partial(criteria.solve, model, assignment.weights, recipe.criterion, **given)
     if permute and data is not None:
-        solved = _better_order(model, assignment, scores, example, data, solving, attach)
+        solved = _better_order(model, order, data, solving, attach)
     else:
-        with _permuted(model, assignment, scores if permute else None, example):
+        with _permuted(model, order if permute else None):
             solved = solving()
             attach(solved)
     model.__dict__[_OUTCOMES] = tuple(choice.outcome for choice in solved.choices)
@@ -208,9 +209,9 @@ def reconstruction_report(model: nn.Module) -> reconstruction.Report | None:
 
 
 @contextmanager
-def _permuted(model: nn.Module, assignment: Assignment, scores: _Importance | None, example: Any) -> Iterator[None]:
+def _permuted(model: nn.Module, order: _Permute | None) -> Iterator[None]:
     """Permute first, where that is asked for; what fails inside puts the channels back."""
-    report = _permute(model, assignment, scores, example) if scores else None
+    report = order() if order else None
     try:
         yield
     except BaseException:
@@ -222,9 +223,7 @@ def _permuted(model: nn.Module, assignment: Assignment, scores: _Importance | No
 
 def _better_order(
     model: nn.Module,
-    assignment: Assignment,
-    scores: Callable[..., dict[str, Tensor]],
-    example: Any,
+    order: _Permute,
     batches: Sequence[calibration.Batch],
     solving: Callable[..., Solved],
     attach: Callable[[Solved], None],
@@ -234,7 +233,7 @@ def _better_order(
     plain, before = _judged(model, held, solving, used)
     values = plain.values()
     plain.undo()
-    report = _permute(model, assignment, partial(scores, data=used), example)
+    report = order(data=used)
     try:
         solved, after = _judged(model, held, solving, used)
         report = replace(report, judged=(before, after), kept=after <= before)
@@ -265,9 +264,19 @@ def _judged(
         raise
 
 
-def _permute(model: nn.Module, assignment: Assignment, scores: _Importance, example: Any) -> permutation.Report:
-    found = scores([weight for weight, _ in assignment.weights])
-    return permutation.permute(model, example, assignment.weights, scores=found)
+def _permute(
+    model: nn.Module,
+    assignment: Assignment,
+    scores: Callable[..., dict[str, Tensor]],
+    example: Any,
+    progress: bool,
+    **data: Any,
+) -> permutation.Report:
+    """Rank the values by the data, and search for the order of the channels that keeps most."""
+    with Progress(progress) as display:
+        display.begin("ranking weights for the order of channels", len(assignment.weights))
+        found = scores([weight for weight, _ in assignment.weights], display=display, **data)
+        return permutation.permute(model, example, assignment.weights, scores=found, display=display)
 
 
 def _taken(

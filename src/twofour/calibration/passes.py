@@ -18,15 +18,18 @@ from twofour.calibration.batches import Batch, holding_nan, to_device
 from twofour.calibration.blocks import Chain, Stop, Survey
 from twofour.calibration.collector import Collector, Unshared
 from twofour.calibration.inputs import caller, groups, unsupported
-from twofour.calibration.statistics import Need, Statistics
+from twofour.calibration.statistics import PER_INPUT, Need, Statistics
 from twofour.errors import DataError
 from twofour.layers import PrunableWeight
-from twofour.progress import Progress
+from twofour.progress import Progress, Work
 
 _log = logging.getLogger("twofour.calibration")
 
 BUDGET = 2 << 30
 """Bytes of statistics that one pass over a model without blocks may collect."""
+
+_SOLVED = 50
+"""Products with X^T X that solving a weight is taken to cost, until it has been measured: for the time left alone."""
 
 Visit = Callable[[PrunableWeight, Statistics], None]
 
@@ -77,8 +80,9 @@ def calibrate(
         order = {name: number for number, name in enumerate(found.order)}
         refused |= {w.name: "the calibration data never reach it" for w in weights if w.name not in order}
         weights = sorted((w for w in weights if w.name in order), key=lambda w: order[w.name])
-        run = _Run(model, batches, need, visit, display, device, found)
         chain = found.chain
+        run = _Run(model, batches, need, visit, display, device, found, _work(weights, need, chain))
+        display.move(left=run.work.left)
         if chain is None:
             run.whole_model(weights, budget)
         else:
@@ -101,6 +105,7 @@ class _Run:
     display: Progress
     device: torch.device
     found: Survey
+    work: Work
 
     def whole_model(self, weights: Sequence[PrunableWeight], budget: int) -> None:
         """Visit weights in passes over the whole model, each as large as the budget allows."""
@@ -122,9 +127,10 @@ class _Run:
                 self._collect(part, where, lambda index, block=block: block(*held[index][0], **held[index][1]))
             if not any(parts[number:]):
                 return
-            self.display.say(f"{where}, outputs")
+            amount = _of_a_pass(part, self.need) / len(held)
             for index, (args, kwargs) in enumerate(held):
-                with explained():
+                self.display.say(f"{where}, outputs of batch {index + 1} of {len(held)}")
+                with explained(), self.work.doing("outputs", amount):
                     held[index] = blocks.handed_on(chain, (args, kwargs), block(*args, **kwargs))
 
     def _run_model(self, last: nn.Module | None, index: int) -> None:
@@ -149,18 +155,20 @@ class _Run:
                 statistics.require_finite()
             except DataError as error:
                 raise (holding_nan(self.batches) or error).for_layer(weight.name) from None
-            self.visit(weight, statistics)
+            with self.work.doing("solving", _of_solving(weight, self.need)):
+                self.visit(weight, statistics)
             self.display.advance()
 
     def _pass(
         self, part: Sequence[PrunableWeight], where: str, run: Callable[[int], None], *, share: bool
     ) -> Collector:
-        collector = Collector(self.model, part, self.need, share=share)
+        collector, amount = Collector(self.model, part, self.need, share=share), _of_a_pass(part, self.need)
         with collector.hooked(), explained():
             for index, batch in enumerate(self.batches):
                 self.display.say(f"{where}, batch {index + 1} of {len(self.batches)}")
                 collector.tokens = batch.tokens
-                run(index)
+                with self.work.doing("passes", amount / len(self.batches)):
+                    run(index)
         return collector
 
 
@@ -179,8 +187,34 @@ def _parts(weights: Sequence[PrunableWeight], need: Need, budget: int) -> Iterat
 
 
 def _bytes(weight: PrunableWeight, need: Need) -> int:
-    width = weight.parameter.numel() // weight.of.rows(weight.module, weight.parameter.shape)
-    return groups(weight) * width * (4 * width if need == "hessian" else 4 * 512)
+    return groups(weight) * _width(weight) * (4 * _width(weight) if need == "hessian" else 4 * 512)
+
+
+def _width(weight: PrunableWeight) -> int:
+    return weight.parameter.numel() // weight.of.rows(weight.module, weight.parameter.shape)
+
+
+def _work(weights: Sequence[PrunableWeight], need: Need, chain: Chain | None) -> Work:
+    """Return what there is to do: a value of a weight, or of X^T X, for each of as many rows as weights mostly get."""
+    inside = (
+        []
+        if chain is None
+        else [weight for weight in weights if chain.owner(weight) not in (None, len(chain.blocks) - 1)]
+    )
+    solving = sum(_of_solving(weight, need) for weight in weights)
+    return Work({"passes": _of_a_pass(weights, need), "outputs": _of_a_pass(inside, need), "solving": solving})
+
+
+def _of_a_pass(weights: Sequence[PrunableWeight], need: Need) -> float:
+    return sum(PER_INPUT * _width(weight) * _values(weight, need) for weight in weights)
+
+
+def _of_solving(weight: PrunableWeight, need: Need) -> float:
+    return _values(weight, need) * (_SOLVED * _width(weight) if need == "hessian" else 1)
+
+
+def _values(weight: PrunableWeight, need: Need) -> int:
+    return weight.parameter.numel() + (groups(weight) * _width(weight) ** 2 if need == "hessian" else 0)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from twofour.calibration import Statistics
 from twofour.criteria.activation import Wanda
 from twofour.criteria.base import Criterion, Scored
 from twofour.layers import PrunableWeight
+from twofour.progress import Progress
 
 
 def importance(
@@ -21,6 +22,7 @@ def importance(
     *,
     data: Any,
     samples: int,
+    display: Progress | None = None,
 ) -> dict[str, Tensor]:
     """Return scores of the dense weights by name, of each weight's own shape, not negative; nothing is changed.
 
@@ -34,6 +36,7 @@ def importance(
         criterion: How they will be pruned.
         data: Calibration data that can be walked again, or None.
         samples: How many samples of them are used.
+        display: Shows progress.
 
     Raises:
         DataError: The data cannot be used, or the model does not run on them.
@@ -48,5 +51,6 @@ def importance(
         scores = scored.score(values, statistics, weight.name).clamp_min(0)
         found[weight.name] = calibration.from_matrix(weight, scores)
 
-    calibration.calibrate(model, list(weights), calibration.take(model, data, samples), "norms", visit)
+    batches = calibration.take(model, data, samples)
+    calibration.calibrate(model, list(weights), batches, "norms", visit, display=display)
     return found

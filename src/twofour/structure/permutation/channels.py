@@ -16,6 +16,7 @@ from twofour.errors import CompileError, PatternError, PermutationError, cut
 from twofour.layers import PrunableWeight, is_distributed
 from twofour.measure.machine import free_memory_bytes
 from twofour.patterns import NM, Block, PairedNM, Pattern
+from twofour.progress import Progress
 from twofour.structure import coupling
 from twofour.structure.apply import AxisChanges, require_nothing_beside
 from twofour.structure.coupling import Group
@@ -42,6 +43,7 @@ def permute(
     escapes: int | None = None,
     seed: int = 0,
     window: int | None = None,
+    display: Progress | None = None,
 ) -> Report:
     """Permute the channels of a model in place, so that the patterns of `plan` keep more of the scores.
 
@@ -57,6 +59,7 @@ def permute(
         escapes: As for `search`.
         seed: As for `search`.
         window: As for `search`.
+        display: Shows progress; None: the search shows its own.
 
     Returns:
         What was won, group by group, and what stayed as it was and why.
@@ -68,6 +71,8 @@ def permute(
     """
     _require_plan(plan, scores)
     require_unsharded(plan)
+    shown = display or Progress(shown=False)
+    shown.begin("capturing the model for the order of channels")
     remedy = "call the model on it yourself: an example is what one forward pass takes"
     with calls.explaining(PermutationError, "the example", wanted=calls.FORMS, remedy=remedy):
         arguments = calls.Example.of(example)
@@ -78,13 +83,16 @@ def permute(
     require_nothing_beside(model, traced.groups)
     before = _share(plan, known)
     changes = AxisChanges(model, known)
+    shown.begin("ordering channels, groups", len(traced.groups))
     gains = []
     try:
         whole = [group for group in traced.groups if _in_blocks(group, plan)]
         for group in traced.groups:
             if group not in whole:
-                gains.append(_improve(group, plan, changes, known, (escapes, seed, window)))
+                gains.append(_improve(group, plan, changes, known, (escapes, seed, window), display))
+                shown.advance()
         gains += _improve_blocks(whole, plan, changes, known, seed)
+        shown.move(len(traced.groups), what="comparing answers")
         arithmetic = Arithmetic(len(plan), max(weight.reduction for weight, _ in plan))
         error = require_same(reference, outputs(model, given), arithmetic, lambda: _exactly(model, given, changes))
     except BaseException:
@@ -140,6 +148,7 @@ def _improve(
     changes: AxisChanges,
     known: Scores,
     options: tuple[int | None, int, int | None],
+    display: Progress | None,
 ) -> Gain:
     """Search for the orders of one group and move it."""
     names = set(group.consumers)
@@ -154,7 +163,8 @@ def _improve(
         return replace(gain, reason=found)
     pattern, blocks = found
     escapes, seed, window = options
-    results = [search(block, pattern, escapes=escapes, seed=seed, window=window) for block in blocks]
+    how: dict[str, Any] = {"progress": True if display is None else display.say}
+    results = [search(block, pattern, escapes=escapes, seed=seed, window=window, **how) for block in blocks]
     orders = torch.stack([result.order for result in results])
     total = sum(result.total for result in results) or 1.0
     before, after = (sum(getattr(result, name) for result in results) for name in ("before", "after"))

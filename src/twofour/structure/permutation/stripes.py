@@ -8,6 +8,7 @@ and again.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import comb, factorial
 from typing import Any
@@ -70,7 +71,7 @@ def search(
     window: int | None = None,
     rounds: int | None = None,
     absolute: bool = False,
-    progress: bool = True,
+    progress: bool | Callable[[str], None] = True,
 ) -> Permutation:
     """Search for an order of the columns of `scores` in which `pattern` keeps a larger sum.
 
@@ -92,7 +93,7 @@ def search(
             the time, 16 and 20 a little more in hours: docs/permutation.md. One stripe leaves the search to the rounds.
         rounds: Rounds of assignment at most; default as above.
         absolute: Search by |scores|: for a weight by magnitude.
-        progress: Show how far a pass of many seconds is, on standard error.
+        progress: Show how far a pass of many seconds is, on standard error, or tell it to this function.
 
     Raises:
         PatternError: `scores` does not divide into groups, is negative, NaN or infinite; no N:M pattern; `escapes` or
@@ -196,7 +197,7 @@ def _search(
     seed: int,
     window: int | None,
     rounds: int | None,
-    progress: bool,
+    progress: bool | Callable[[str], None],
 ) -> Tensor:
     order = torch.arange(matrix.shape[1], device="cpu")
     stripes = len(order) // m
@@ -256,10 +257,11 @@ class _Progress:
     No bar: the search runs inside steps that have one.
     """
 
-    def __init__(self, parts: int, shown: bool) -> None:
+    def __init__(self, parts: int, shown: bool | Callable[[str], None]) -> None:
         self.parts, self.part = parts, 0
-        self._shown, self._wrote = shown and sys.stderr.isatty(), False
-        self._lines = Lines("permuting", shown=shown and not self._shown)
+        self._told = shown if callable(shown) else None
+        self._shown, self._wrote = shown is True and sys.stderr.isatty(), False
+        self._lines = Lines("permuting", shown=shown is True and not self._shown)
 
     def __enter__(self) -> _Progress:
         self._lines.__enter__()
@@ -274,6 +276,8 @@ class _Progress:
         """Say how many of how many groups of stripes were looked at."""
         where = f"part {self.part + 1} of {self.parts}, " if self.parts > 1 else ""
         self._lines.move(done, of, f"{where}groups of stripes")
+        if self._told is not None:
+            self._told(f"{where}{done:,} of {of:,} groups of stripes")
         if self._shown:
             print(
                 f"\rpermuting: {where}{done:,} of {of:,} groups of stripes", end="\033[K", file=sys.stderr, flush=True
