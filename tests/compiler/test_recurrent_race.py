@@ -1,5 +1,8 @@
 """Recurrent layers are really raced in each form of their inputs: torch's own, packed weights and dense ones."""
 
+import itertools
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -48,3 +51,20 @@ def test_weights_run_dense_where_ours_is_faster_so_and_the_plan_says_that(
     racing(monkeypatch, torch=2.0, native=1.0, dense=1.2)
     (entry,) = [entry for entry in compiled(model, x).plan.layers if entry.name == "lstm"]
     assert (entry.dense_ms, entry.sparse_ms) == (1200.0, 1000.0) and "; dense" not in entry.reason
+
+
+@pytest.mark.parametrize("way", ["torch", "native", "dense"])
+def test_the_plan_knows_what_a_recurrent_layer_takes_in_a_file(
+    way: str, no_measuring: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    racing(monkeypatch, **{"torch": 2.0, "native": 2.0, "dense": 2.0, way: 1.0})
+    for dtype, sparse, width in itertools.product(("float32", "bfloat16", "int8", "int4"), (False, True), (64, 40)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.LSTM(width, 32)).eval()
+        model = twofour.prune(model, "2:4", criterion="magnitude") if sparse and width == 64 else model
+        fast = twofour.compile(model, torch.randn(3, 2, width), dtype, graph=False, tokens=(1,))
+        twofour.save(fast, tmp_path / "m.safetensors")
+        held = twofour.export.read(tmp_path / "m.safetensors")
+        stored = sum(part.nbytes for name, part in {**held.plain, **held.packed}.items() if "weight" in name)
+        (layer,) = fast.plan.layers
+        assert layer.bytes_in_file == stored, (dtype, sparse, width)

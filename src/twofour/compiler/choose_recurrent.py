@@ -326,14 +326,18 @@ def _plan(
         dispatch = runs[kernel].dispatch.to_text()
         packed = 1e3 * seconds[NATIVE] if DENSE in seconds else None
         dense, sparse = (dense, packed) if runs[kernel].runs(batch).sparse else (1e3 * seconds[way], packed)
-    sizes = layer.nbytes, layer.nbytes if nbytes is None else nbytes, _stored(layer, chosen)
+    own = nbytes is None  # torch's layer, whose weights are written as they are
+    sizes = layer.nbytes, *((layer.nbytes, layer.nbytes) if own else (nbytes, _stored(layer, chosen)))
     named = layer.name, type(layer.module).__name__, first.shape
     return LayerPlan(*named, count * batch, kernel, dispatch, dense, sparse, reason, *sizes)
 
 
 def _stored(layer: RecurrentWeights, chosen: Mapping[str, tuple[Choice, str]]) -> int:
-    """Return the bytes of the layer's weights in a file."""
-    return sum(
-        stored_bytes(weight, chosen[name][0].dispatch.sparse if name in chosen else False)
-        for name, weight in layer.weights.items()
-    )
+    """Return the bytes of the layer's weights in a file, in float32 where one runs so for want of a kernel."""
+
+    def written(name: str, weight: LayerWeight) -> int:
+        dispatch = chosen[name][0].dispatch
+        floats = dispatch.kernels[0].dtype == FLOAT32.dtype
+        return stored_bytes(replace(weight, computing=FLOAT32) if floats else weight, dispatch.sparse)
+
+    return sum(written(name, weight) for name, weight in layer.weights.items())
