@@ -14,6 +14,7 @@ from twofour.compiler.choose import candidates
 from twofour.errors import KernelError
 from twofour.kernels.base import Kernel
 from twofour.kernels.dense_matmul import Int8Panels, RealPanels
+from twofour.kernels.dense_matmul.native_dense import PanelMatmul
 from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.nm_matmul import nm_matmul_int8_reference
 from twofour.kernels.problem import Problem
@@ -22,6 +23,7 @@ from twofour.kernels.table import rows
 from twofour.packing import Packed, pack
 
 INT8 = [row for row in rows() if isinstance(row, Int8Panels)]
+LOOKED_UP = [row for row in rows() if isinstance(row, PanelMatmul)]
 BF16 = [row for row in rows() if isinstance(row, RealPanels) and row.dtype == "bfloat16"]
 
 
@@ -54,6 +56,25 @@ def test_whole_numbers_of_any_sizes(
         y = row.run(x, row.prepare(weight), bias, Problem(out, quantization=quantization))
     assert torch.equal(y, nm_matmul_int8_reference(x, packed, bias, quantization))
     assert torch.equal(row.run(x, row.prepare(packed), bias, Problem(out, quantization=quantization)), y)
+
+
+@each_row(LOOKED_UP, "row")
+@settings(max_examples=10, deadline=None)
+@given(st.integers(1, 100), st.integers(1, 70), st.lists(st.integers(0, 99), max_size=40))
+def test_rows_are_those_of_the_weight(row: PanelMatmul, out: int, columns: int, places: list[int]) -> None:
+    _, weight, _ = operands(1, out, columns)
+    prepared, found = row.prepare(weight), torch.tensor(places, dtype=torch.int64) % out
+    want = row.values(prepared)
+    assert torch.equal(row.rows(prepared, found, columns), want[found])
+    assert torch.equal(row.rows(prepared, found.int().view(1, -1), columns), want[found].unsqueeze(0))
+    scales = row.scales(prepared)
+    restored = row.restore(prepared)
+    assert torch.equal(restored, want if scales is None else want.float() * scales)
+    for wrong in (-1, out):
+        with pytest.raises(KernelError, match="rows of the weight"):
+            row.rows(prepared, torch.tensor([0, wrong]), columns)
+    with pytest.raises(KernelError, match="bytes made for another kernel"):
+        row.rows(prepared, found, columns + 1)
 
 
 @each_row(BF16, "row")

@@ -198,6 +198,9 @@ def products(scale: int) -> Iterator[Call]:
     for row in native_dense_rows():
         dense = row.prepare(torch.randn(rows, 128)).tensor
         yield row.isa, EXT.dense_matmul, [row.index, x, dense, bias, y, 1, 1, other, True, 1.0, 0, 1.0, 0, 1]
+        if row.looks_up:
+            places = torch.arange(tokens).clamp_max(rows - 1)
+            yield row.isa, EXT.dense_rows, [row.index, dense, places, torch.empty(tokens, 128, dtype=row.value), 1]
     yield from fused(scale)
     geometry = Geometry.of(torch.nn.Conv2d(8, 12, 3))
     weight = sparse(12 * 9, 8).view(12, 3, 3, 8).permute(0, 3, 1, 2)

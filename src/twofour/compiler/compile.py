@@ -28,7 +28,7 @@ from twofour.compiler.embeddings import Tables, heads, kind_of_tables
 from twofour.compiler.foreign import watch
 from twofour.compiler.graph import NATIVE, require_graph
 from twofour.compiler.inductor import fastest_engine
-from twofour.compiler.kept import keep_what_runs
+from twofour.compiler.kept import keep_what_runs, tables_once
 from twofour.compiler.low_bits import require_steps, run_low_bits
 from twofour.compiler.notes import of_the_type, unmeasured, without_example
 from twofour.compiler.plan import Plan
@@ -162,7 +162,7 @@ def compile(
             plan = _as_a_whole(fast, layers, ready, given, reference, terms, graph)
     _restore_buffers(fast, model)
     said = of_the_type(model, plan.layers, computing, data=data, smooth=smooth, group=group, symmetric=symmetric)
-    plan = ready.noted(plan).with_note(*heads(ready.model, fast, plan.layers), *said)
+    plan = tables_once(fast, ready.noted(plan), terms).with_note(*heads(ready.model, fast, plan.layers), *said)
     return with_plan(fast, concluded(plan, terms), terms.computing)
 
 
@@ -183,9 +183,9 @@ def _layer_by_layer(
     layers = run_low_bits(fast, layers, counts, terms, images)
     require_runs(fast, example)
     if kind:
-        layers = replace(layers, embeddings=kind).with_note(
-            tables.said + _moved(tables, fast, model, example, computing)
-        )
+        told = tables.said + _moved(tables, fast, model, example, computing)
+        layers = replace(layers, embeddings=kind).with_note(told)
+    terms.share_tables(model, fast, weights)
     return fast, layers, reference
 
 

@@ -151,7 +151,7 @@ class Tables:
         left = {
             name: why
             for name, module in found.items()
-            if (why := _refusal(module) or _reader(model, name, replaced, stored))
+            if (why := looks_up_otherwise(module) or _reader(model, name, kind, replaced, stored))
         }
         made: dict[str, CompiledEmbedding] = {}
         tables: dict[int, Table] = {}
@@ -188,7 +188,8 @@ class Tables:
 def heads(model: nn.Module, fast: nn.Module, layers: Sequence[LayerPlan]) -> Iterator[str]:
     """Say of each layer that is tied to a table what the weight takes that it keeps beside it.
 
-    One that stays torch's own, beside a table that stays as it is, has none: its product reads the table.
+    One that stays torch's own, beside a table that stays as it is, has none: its product reads the table. Nor has one
+    in whose weight the rows are looked up (`head_tables`).
 
     Args:
         model: The one that was given.
@@ -204,13 +205,16 @@ def heads(model: nn.Module, fast: nn.Module, layers: Sequence[LayerPlan]) -> Ite
     tables = {id(weight): name for name, weight in held.items() if weight is not None}
     for name, module in model.named_modules():
         table = next((tables[id(p)] for p in module._parameters.values() if id(p) in tables), "")
-        own = modules[name]._parameters.get("weight") if table and name in sizes else None
-        if table and sizes.get(name) and (own is None or own is not modules[table]._parameters.get("weight")):
+        if not table or not sizes.get(name):
+            continue
+        own, weight = modules[name]._parameters.get("weight"), modules[table]._parameters.get("weight")
+        once = getattr(modules[name], "prepared", None) is getattr(modules[table], "prepared", weight)
+        if not once and (own is None or own is not weight):
             yield f"`{name}` is tied to the table `{table}` and keeps a weight of its own: {sizes[name] / 1e6:.2f} MB"
 
 
-def _refusal(module: nn.Embedding) -> str:
-    """Return why a table stays as it is for what its module is, "" where it need not."""
+def looks_up_otherwise(module: nn.Embedding) -> str:
+    """Return why an embedding is not replaced for what its module is, "" where it may be."""
     if type(module) is not nn.Embedding:
         return f"{type(module).__name__} may look its rows up in a way of its own"
     if module.max_norm is not None:
@@ -223,12 +227,13 @@ def _refusal(module: nn.Embedding) -> str:
 
 
 def _reader(
-    model: nn.Module, table: str, replaced: Collection[str], stored: Mapping[str, Packed | Tensor] | None
+    model: nn.Module, table: str, kind: str, replaced: Collection[str], stored: Mapping[str, Packed | Tensor] | None
 ) -> str:
     """Say which other layer reads a table and gets no weight of its own, "" where none does."""
     own = model.get_submodule(table)._parameters["weight"] if stored is None else stored[f"{table}.weight"]
+    both = stored is None or _is_of(own, kind)  # a file's head has the table as it is written
     for name, other in model.named_modules(remove_duplicate=False):
-        if name in replaced or type(other) is nn.Embedding:
+        if (both and name in replaced) or type(other) is nn.Embedding:
             continue
         held = other._parameters.items()
         read = (p if stored is None else stored.get(f"{name}.{part}".lstrip(".")) for part, p in held)
@@ -237,12 +242,15 @@ def _reader(
     return ""
 
 
+def _is_of(weight: Any, kind: str) -> bool:
+    """Tell whether a file holds a weight as a table of this kind."""
+    if isinstance(weight, Packed):
+        return (weight.header.pattern, weight.header.dtype) == ("dense", kind)
+    return dtype_name(weight.dtype) == kind
+
+
 def _table(name: str, weight: Packed | Tensor, kind: str) -> Table:
-    if (
-        isinstance(weight, Packed)
-        and kind == "int8"
-        and (weight.header.pattern, weight.header.dtype) == ("dense", kind)
-    ):
+    if isinstance(weight, Packed) and _is_of(weight, kind):
         return Table(weight)  # of a file: rounding again could move it
     dense = dense_of(weight)
     if not is_finite(dense):

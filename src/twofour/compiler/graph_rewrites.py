@@ -24,6 +24,7 @@ from twofour.compiler.graph_low_bits import CODES, place_low_bits
 from twofour.compiler.graph_recurrent import RECURRENT, place_recurrent
 from twofour.compiler.handed_bytes import IN_BYTES, hand_on_bytes
 from twofour.compiler.handed_images import IMAGES_IN_BYTES, IMAGES_LOWERED, hand_on_images, lower_images
+from twofour.compiler.head_tables import look_up_in_heads
 from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.mlp import IN_A_ROW, products_in_a_row
 from twofour.compiler.normed import NORMED, OF_NORMED, norms_before_products, norms_into_products
@@ -48,6 +49,9 @@ handed on between what they made."""
 
 BLOCKS = "fused blocks"
 """What the account calls them."""
+
+LOOKED_UP = "rows of tables looked up in the weights of heads"
+"""What the account calls it: a table that is tied to a head is kept once."""
 
 LEAST_LOWERED = 16
 """Tokens from which they do: with fewer the weights take the time, and conversions at the graph's edges are calls."""
@@ -145,6 +149,8 @@ def rewrite_graph(
         return count
 
     found.step(IN_A_CHAIN, chains)
+
+    found.step(LOOKED_UP, lambda: look_up_in_heads(module, fast, terms.tables))
 
     def blocks() -> int:
         times = Always() if terms.native else Measured(terms.cache)

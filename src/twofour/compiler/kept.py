@@ -21,9 +21,11 @@ from twofour.compiler.decoder import Decoding
 from twofour.compiler.decoding import memory_of, with_bytes_beside
 from twofour.compiler.fused_matmuls import ProductLayer
 from twofour.compiler.graph_conv import ConvLayer
+from twofour.compiler.head_tables import HeadEmbedding, keep_once
 from twofour.compiler.layer import CompiledLinear, MeasuredLayer
 from twofour.compiler.plan import LayerPlan, Plan
 from twofour.compiler.prepared import Ledger, Origin, PreparedWeights, RowsOf
+from twofour.compiler.terms import Terms
 from twofour.compiler.unfolded import Unfolded
 from twofour.compiler.whole_model import WholeModel
 from twofour.graph import Executor
@@ -52,6 +54,33 @@ def keep_what_runs(fast: nn.Module, plan: Plan) -> Plan:
     pages.gather(tensors_in(fast))
     native.release_free_memory()
     return plan
+
+
+def tables_once(fast: nn.Module, plan: Plan, terms: Terms) -> Plan:
+    """Let embeddings look their rows up in the weights of heads that they are tied to; return the plan that says so.
+
+    Args:
+        fast: The compiled model, its engine chosen.
+        plan: What was decided for it.
+        terms: They have the tables that were found before.
+    """
+    if plan.account is not None and plan.account.engine == "inductor":  # whose code reads the tables
+        return plan
+    main, steps = _runners(fast)
+    read = tensors_in([program.python.names for one in (main, *steps) for program in _programs(one)])
+    notes = list(keep_once(fast, terms.tables, read))
+    for runner in (main, *steps) if notes else ():
+        if isinstance(runner, WholeModel):
+            runner.look_again()
+    return plan.with_note(*notes)
+
+
+def _runners(fast: nn.Module) -> tuple[Any, list[WholeModel]]:
+    """Return what runs plain calls, and what runs those with a cache."""
+    forward = vars(fast).get("forward")
+    if not isinstance(forward, Decoding):
+        return forward, []
+    return forward.inner, [one for one in (forward.step, forward.prompt) if one is not None]
 
 
 def _without_others(fast: nn.Module, plan: Plan) -> Plan:
@@ -105,10 +134,7 @@ class _Held:
     @classmethod
     def of(cls, fast: nn.Module, plan: Plan, *, layers_run: bool) -> _Held:
         """Look at a model; `layers_run`: its layers are what runs the example."""
-        forward = vars(fast).get("forward")
-        decoding = forward if isinstance(forward, Decoding) else None
-        whole = decoding.inner if decoding is not None else forward
-        steps = [] if decoding is None else [one for one in (decoding.step, decoding.prompt) if one is not None]
+        whole, steps = _runners(fast)
         layers = {
             name: module for name, module in fast.named_modules() if isinstance(module, CompiledLinear | CompiledConv)
         }
@@ -120,6 +146,8 @@ class _Held:
             found._want(product, product.tokens if isinstance(product, ProductLayer) else 1)
         for name, layer in layers.items() if layers_run else ():
             found._want(layer, plan.counts.get(name, 1 if isinstance(layer, CompiledConv) else None))
+        for table in (module for module in fast.modules() if isinstance(module, HeadEmbedding)):
+            found.wanted.setdefault(id(table.prepared), set()).add(table.place)
         return found
 
     def _want(self, layer: MeasuredLayer, tokens: int | None) -> None:

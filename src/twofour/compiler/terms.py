@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from twofour.compiler.choose import Choice, choose
 from twofour.compiler.computing import Computing
+from twofour.compiler.head_tables import HeadTable, head_tables
 from twofour.compiler.prepared import PreparedWeights
+from twofour.compiler.replaceable import LayerWeight
 from twofour.errors import TwofourError
 from twofour.graph import EXACT
 from twofour.kernels import rows
@@ -57,6 +59,22 @@ class Terms:
     def joined(self) -> dict[tuple[tuple[str, ...], tuple[str, ...]], PreparedWeights]:
         """Weights of joined layers by their names and layouts: several graphs of one model share them."""
         return {}
+
+    @cached_property
+    def tables(self) -> list[HeadTable]:
+        """Tables that the weights of heads hold: the graphs of one model look their rows up there."""
+        return []
+
+    def share_tables(
+        self,
+        model: nn.Module,
+        fast: nn.Module,
+        weights: Mapping[str, LayerWeight],
+        stored: Mapping[str, Packed | Tensor] | None = None,
+    ) -> None:
+        """Find the tables that the weights of heads hold; arguments as of `head_tables`."""
+        if not self.native:  # whose programs have calls of tables that are apart
+            self.tables.extend(head_tables(model, fast, weights, stored))
 
     def choose(
         self,

@@ -194,6 +194,10 @@ class WholeModel:
             return "with forward hooks"
         return self._after_a_change(self._held, seen)
 
+    def look_again(self) -> None:
+        """Take the model as it is now for what the graph was made of: who changed it knows that it answers so."""
+        self._held = None
+
     def _remember(self, like: Any, values: Sequence[Any], leaves: Sequence[Any]) -> None:
         """Note that the graph holds for calls that lie as this one, and in which order it takes their tensors.
 

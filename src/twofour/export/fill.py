@@ -18,6 +18,7 @@ from twofour.compiler.computing import Computing
 from twofour.compiler.conv import answer_in_order
 from twofour.compiler.embeddings import CompiledEmbedding, Tables, heads
 from twofour.compiler.graph import NATIVE
+from twofour.compiler.kept import tables_once
 from twofour.compiler.low_bits import run_low_bits
 from twofour.compiler.plan import Plan
 from twofour.compiler.recurrent import RecurrentLayer
@@ -168,11 +169,12 @@ def fill_compiled(
     terms = replace(terms, native=graph == NATIVE)
     layers = FileLayers(stored, patterns, model, said, terms.computing, allowance)
     weights = dict(layers.weights())
-    counts = dict(layers.counts(weights))
     recurrent = dict(layers.recurrent())
     left = left_alone(model, terms.computing, {**weights, **recurrent}, said.kept_dense)
-    tables = Tables.of(model, said.embeddings, stored=stored)
-    fast, plan = build(model, weights, counts, terms, recurrent=recurrent, tables=tables.made, left=left)
+    tables = Tables.of(model, said.embeddings, weights, stored=stored)
+    fast, plan = build(
+        model, weights, dict(layers.counts(weights)), terms, recurrent=recurrent, tables=tables.made, left=left
+    )
     plan = replace(plan, embeddings=tables.kind, notes=(*plan.notes, *filter(None, [said.smoothed, tables.said])))
     if said.in_order:
         answer_in_order(fast)
@@ -181,14 +183,25 @@ def fill_compiled(
     _assign(fast, {} if isinstance(fast, COMPILED) else _dense(outside, model), own=True)
     fill_buffers(fast)
     _require_values(path, fast)
-    # Layers that stay torch's own keep their masks, as in `compile`.
-    promises, prunable = promised(contents), walk(fast, eligibility="any", tied="*").by_name
-    attach_masks(path, fast, {name: text for name, text in promises.items() if name in prunable})
+    _attach_promised(path, fast, contents)
     fast = fast.eval().requires_grad_(False)
     require_codes(path, fast, contents)
     seen = dict(layers.low_bits_counts(fast)), terms, dict(layers.low_bits_images(fast))
     plan = run_low_bits(fast, replace(plan, kept_dense=said.kept_dense), *seen)
+    terms.share_tables(model, fast, weights, stored)
     plan = choose_engine(fast, replace(plan, graph=said.graph), example, terms, graph)
+    return _concluded(model, fast, plan, terms)
+
+
+def _attach_promised(path: Any, fast: nn.Module, contents: Contents) -> None:
+    """Let layers that stay torch's own keep their masks, as in `compile`."""
+    promises, prunable = promised(contents), walk(fast, eligibility="any", tied="*").by_name
+    attach_masks(path, fast, {name: text for name, text in promises.items() if name in prunable})
+
+
+def _concluded(model: nn.Module, fast: nn.Module, plan: Plan, terms: Terms) -> nn.Module:
+    """Return a loaded model with its plan, tables that heads hold kept once."""
+    plan = tables_once(fast, plan, terms)
     return with_plan(fast, concluded(plan.with_note(*_notes(model, fast, plan)), terms), terms.computing)
 
 

@@ -40,6 +40,7 @@ class Row(ABC):
         layout: Order of the weight's bytes; kernels of one layout share a prepared weight.
         any_axes: Whether it takes contiguous inputs of more than two axes as they are.
         whole_rows: Whether its call takes in the norms and products beside it.
+        looks_up: Whether `rows` returns rows of a prepared weight.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Row(ABC):
     layout: str
     any_axes: ClassVar[bool] = False
     whole_rows: ClassVar[bool] = False
+    looks_up: ClassVar[bool] = False
 
     @property
     def sparse(self) -> bool:
@@ -250,6 +252,26 @@ class Kernel(Row):
         Returns:
             (tokens, out) in x's dtype.
         """
+
+    def rows(self, prepared: Prepared, places: Tensor, width: int) -> Tensor:
+        """Return rows of a prepared weight as an embedding does.
+
+        Args:
+            prepared: What `prepare` returned.
+            places: int64 or int32 (...), which rows.
+            width: Inputs of the weight.
+
+        Returns:
+            (..., in) of this row's dtype.
+
+        Raises:
+            KernelError: A place is no row of the weight.
+        """
+        raise NotImplementedError(self.name)
+
+    def scales(self, prepared: Prepared) -> Tensor | None:
+        """Return what whole numbers of `rows` are times, float32 (out, 1); None of real ones."""
+        return None
 
     @property
     def refills(self) -> bool:

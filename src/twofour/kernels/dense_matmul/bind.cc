@@ -1,10 +1,14 @@
-// Dense products for Python: the table of kernels, the packing, the call.
+// Dense products for Python: the table of kernels, the packing, the calls.
+#include <algorithm>
+#include <cstring>
+
 #include "dense_matmul.h"
 #include "kernels/layouts/int4.h"
 #include "kernels/product_operands.h"
 #include "kernels/products.h"
 #include "native/binding.h"
 #include "native/integers.h"
+#include "native/parallel.h"
 
 namespace twofour {
 namespace {
@@ -77,6 +81,37 @@ void bind_dense_matmul(nb::module_& m) {
     require_row(kernel, packed);
     range.require(border, seen.from.type, x, weight);
     run_product(border, kernel, seen.call(packed, range.quantization, threads));
+    return true;
+  });
+  // to[i] = row places[i] of a weight in panels, of its own numbers. Returns false, without touching `to`, as above.
+  bind_call(m, "dense_rows", +[](RowOf<DenseMatmulKernel> index, const Operand& weight, const Operand& places, const Answer& to,
+                                 Threads threads) {
+    const DenseMatmulKernel& kernel = row(kDenseMatmulKernels, index);
+    const Border border("dense_rows");
+    const PackedWeight packed(border, weight);
+    const bool real = std::strcmp(kernel.dtype, "float32") == 0, whole = std::strcmp(kernel.dtype, "int8") == 0;
+    const Rows answer = border.rows(to, "answer", {real ? Type::f32 : whole ? Type::s8 : Type::bf16});
+    const View order = border.dense(places, "places", {Type::s64});
+    const int64_t rows = packed.shape().out, size = real ? 4 : whole ? 1 : 2, bytes = answer.width * size;
+    if (std::strcmp(kernel.dtype, "int4") == 0) return false;
+    if (!packed.made_for(kernel.dtype, kernel.layout, rows, answer.width)) return false;
+    require_panels(kernel.dtype, packed);
+    border.require(answer.rows == order.count() && (answer.rows <= 1 || answer.stride >= answer.width), to, "answer",
+                   "a row of the weight's type and width, in memory of its own, for each place");
+    const auto* const place = reinterpret_cast<const int64_t*>(order.data);
+    border.require(std::all_of(place, place + answer.rows, [&](int64_t p) { return 0 <= p && p < rows; }), places,
+                   "places", "rows of the weight");
+    const int64_t dwords = ceil_div(bytes, 4), beside = whole ? 2 : 0;
+    const char* const panels = packed.bytes() + round_up(rows, kDensePanel) * beside * 4;
+    const Unlocked unlocked;
+    parallel_for(answer.rows, 16, threads, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const char* from = panels + (place[i] / kDensePanel * dwords * kDensePanel + place[i] % kDensePanel) * 4;
+        char* const row = answer.data + i * answer.stride * size;
+        for (int64_t at = 0; at < bytes; at += 4, from += kDensePanel * 4)
+          std::memcpy(row + at, from, static_cast<size_t>(std::min(int64_t{4}, bytes - at)));
+      }
+    });
     return true;
   });
 }

@@ -12,7 +12,7 @@ from twofour.errors import KernelError
 from twofour.kernels.base import Prepared
 from twofour.kernels.dense_matmul.int8 import stored_rows, whole_rows
 from twofour.kernels.dense_matmul.native_dense import PanelMatmul, panel
-from twofour.packing import Packed
+from twofour.packing import Packed, layout_head, read_layout_header
 
 
 def longest() -> int:
@@ -56,7 +56,10 @@ class Int8Panels(PanelMatmul):
         """Return whole numbers and scales; see `Kernel.stored`."""
         return stored_rows(*self._rows(prepared))
 
+    def scales(self, prepared: Prepared) -> Tensor:
+        """Return a scale of each row; see `Kernel.scales`."""
+        rows = read_layout_header(layout_head(prepared.tensor)).shape[0]
+        return self._beside(prepared.tensor, 0, rows + -rows % panel(), torch.float32)[:rows, None]
+
     def _rows(self, prepared: Prepared) -> tuple[Tensor, Tensor]:
-        whole = self.values(prepared)
-        scales = self._beside(prepared.tensor, 0, len(whole) + -len(whole) % panel(), torch.float32)
-        return whole, scales[: len(whole)]
+        return self.values(prepared), self.scales(prepared).squeeze(1)

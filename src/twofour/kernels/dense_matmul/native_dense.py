@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from twofour import native
 from twofour.kernels.base import Prepared
-from twofour.kernels.native_product import NativeProduct
+from twofour.kernels.native_product import NativeProduct, foreign
 from twofour.native import pages
+from twofour.native.surroundings import plain
 from twofour.packing import HEADER_BYTES, Packed, dense_of, layout_head, layout_header, read_layout_header
 
 
@@ -34,6 +36,8 @@ class PanelMatmul(NativeDenseMatmul):
 
     A dword holds a float32, two bfloat16 or four int8 values; rows are filled up with zeros.
     """
+
+    looks_up: ClassVar[bool] = True
 
     @property
     def value(self) -> torch.dtype:
@@ -74,6 +78,15 @@ class PanelMatmul(NativeDenseMatmul):
         rows, columns = read_layout_header(layout_head(prepared.tensor)).shape
         panels = self._panels(prepared.tensor, rows, columns).transpose(1, 2)
         return panels.reshape(len(panels) * panel(), -1)[:rows, :columns].contiguous()
+
+    def rows(self, prepared: Prepared, places: Tensor, width: int) -> Tensor:
+        """Return rows of the weight; see `Kernel.rows`."""
+        (places,) = plain("looking up rows of a weight", places)
+        answer = torch.empty((*places.shape, width), dtype=self.value, device="cpu")
+        order = places.contiguous() if places.dtype is torch.int64 else places.long()
+        if not native.extension().dense_rows(self.index, prepared.tensor, order, answer, native.threads()):
+            raise foreign(self, prepared.tensor, len(answer), width)
+        return answer
 
     def _panels(self, buffer: Tensor, rows: int, columns: int) -> Tensor:
         count = rows + -rows % panel()

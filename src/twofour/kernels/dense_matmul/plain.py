@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from twofour.kernels.base import Kernel, Prepared
 from twofour.kernels.operands import plain_bias, require_memory
@@ -18,6 +20,8 @@ from twofour.packing import Packed, dense_of
 class PlainMatmul(Kernel):
     """torch.nn.functional.linear on the weight as it is."""
 
+    looks_up: ClassVar[bool] = True
+
     def is_own(self, dtype: torch.dtype) -> bool:
         """Whether torch runs it anyway: always, where this computes what the layer does."""
         return True
@@ -25,6 +29,10 @@ class PlainMatmul(Kernel):
     def prepare(self, weight: Packed | Tensor) -> Prepared:
         """Return the weight (out, in), contiguous and not the caller's own: what he does to his later must not show."""
         return Prepared(self, pages.copy(dense_of(weight)))
+
+    def rows(self, prepared: Prepared, places: Tensor, width: int) -> Tensor:
+        """Return rows of the weight; see `Kernel.rows`. A place that is none is torch's IndexError."""
+        return embedding(places, prepared.tensor)
 
     def run(
         self, x: Tensor, weight: Prepared, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None
