@@ -85,6 +85,14 @@ def test_widths_of_real_models(isa: str, width: int, queries: int) -> None:
     check_low(*operands(1, 2, 1, queries, 127, width, width))
 
 
+@in_turn("width", [32, 64])
+def test_keys_that_fill_a_part_of_their_last_panel(isa: str, width: int) -> None:
+    """Keys of an image's patches and its class, and those that end in any of a panel's vectors."""
+    for keys in (197, 17, 33, 49, 65, 81, 97, 113):
+        check(*operands(1, 1, 1, 8, keys, width, width))
+        check_low(*operands(1, 1, 1, 8, keys, width, width))
+
+
 @in_turn("hidden", [(0, 0, 0, 0), (1, 1, 4, 6), None])
 def test_one_hidden_key_is_hidden(isa: str, hidden: tuple[int, ...] | None) -> None:
     q, k, v = operands(2, 2, 1, 5, 7, 16, 16)

@@ -120,39 +120,48 @@ struct Blocks {
       }
   }
 
-  // sums[r][c] = sum over cells k of left[r * left_stride + k] * right[k * kWide + c]
+  // sums[r][c] = sum over cells k of left[r * left_stride + k] * right[k * kWide + c], of the first N vectors of columns.
+  template <int N>
   static inline __attribute__((always_inline)) void multiply(const float* left, int64_t left_stride, const float* right,
-                                                             int64_t depth, reg (&sums)[kRows][kColumns]) {
+                                                             int64_t depth, reg (&sums)[kRows][N]) {
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
-      for (int c = 0; c < kColumns; ++c) sums[r][c] = V::zero();
+      for (int c = 0; c < N; ++c) sums[r][c] = V::zero();
     for (int64_t k = 0; k < depth; ++k, right += kWide) {
-      reg columns[kColumns];
+      reg columns[N];
 #pragma GCC unroll 4
-      for (int c = 0; c < kColumns; ++c) columns[c] = V::load_shared(right + c * V::width);
+      for (int c = 0; c < N; ++c) columns[c] = V::load_shared(right + c * V::width);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         const reg value = V::broadcast_shared(left + r * left_stride + k);
 #pragma GCC unroll 4
-        for (int c = 0; c < kColumns; ++c) sums[r][c] = C::multiply_add(value, columns[c], sums[r][c]);
+        for (int c = 0; c < N; ++c) sums[r][c] = C::multiply_add(value, columns[c], sums[r][c]);
       }
     }
   }
 
   static void score(const Attention& a, const Plan& plan, const float* queries, const float* keys, const SeenKeys& seen,
                     float* scores) {
+    for (int64_t key = seen.begin; key < seen.end; key += kWide)
+      score_panel(a, plan, queries, keys + key * plan.width, ceil_div(seen.end - key, V::width), scores + key - seen.begin);
+  }
+
+  // Scores of a panel's first `vectors` vectors of keys, all where they are more: 197 keys are 13, not 16.
+  template <int N = kColumns>
+  static void score_panel(const Attention& a, const Plan& plan, const float* queries, const float* keys, int64_t vectors,
+                          float* scores) {
+    if constexpr (N > 1)
+      if (vectors < N) return score_panel<N - 1>(a, plan, queries, keys, vectors, scores);
     const reg scale = V::all(a.scale * kLog2E);
-    for (int64_t key = seen.begin; key < seen.end; key += kWide) {
-      reg sums[kRows][kColumns];
-      multiply(queries, plan.width, keys + key * plan.width, plan.width, sums);
+    reg sums[kRows][N];
+    multiply<N>(queries, plan.width, keys, plan.width, sums);
 #pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r)
+    for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
-        for (int c = 0; c < kColumns; ++c)
-          V::store_unaligned(scores + r * plan.score_stride + key - seen.begin + c * V::width,
-                   C::scaled_queries ? sums[r][c] : sums[r][c] * scale);
-    }
+      for (int c = 0; c < N; ++c)
+        V::store_unaligned(scores + r * plan.score_stride + c * V::width,
+                           C::scaled_queries ? sums[r][c] : sums[r][c] * scale);
   }
 
   static void weigh(const Attention& a, const Plan& plan, const float* scores, const float* values, const SeenKeys& seen,
@@ -160,7 +169,7 @@ struct Blocks {
     values += seen.begin / C::step * kWide;
     for (int64_t column = 0; column < a.value_width; column += kWide, values += plan.depth * kWide) {
       reg sums[kRows][kColumns];
-      multiply(scores, plan.score_stride, values, ceil_div(seen.count(), C::step), sums);
+      multiply<kColumns>(scores, plan.score_stride, values, ceil_div(seen.count(), C::step), sums);
       const int64_t left = a.value_width - column;
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
