@@ -98,6 +98,17 @@ def test_odd_geometries_in_three_threads(row: ConvKernel, count: int = 3) -> Non
 
 
 @each_row(BLOCKS)
+def test_pixels_in_a_row_end_in_a_vector_a_half_of_one_or_less(row: ConvKernel) -> None:
+    geometry = Geometry(68, 35, (1, 1))
+    weight, bias = sparse(geometry), torch.randn(35)
+    prepared = row.prepare(weight, geometry)
+    for pixels in (16 * vectors + rest for vectors in (*range(5), 7, 8) for rest in (1, 8, 9)):
+        x = torch.randn(1, 68, 1, pixels, generator=torch.Generator().manual_seed(pixels))
+        y = row.run(x, prepared, bias, ConvProblem.of(geometry))
+        assert_convolution(y, x, weight, bias, geometry)
+
+
+@each_row(BLOCKS)
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
 def test_any_geometry(row: ConvKernel, data: st.DataObject) -> None:

@@ -66,6 +66,19 @@ def test_any_shape(row: NativeMatmul, tokens: int, out: int, groups: int, bias: 
     assert_product(y, x, weight, b)
 
 
+@each_row([row for row in ROWS if row.layout == "pairs"])
+@in_turn("count", [1, 2])
+def test_tails_of_panels_of_every_width(row: NativeMatmul, count: int) -> None:
+    """The last vector holds one token, a half, one more than that, or all; scratch memory holds NaN before."""
+    weight, bias = sparse(101, 132), torch.randn(101)
+    packed = pack(weight, "2:4")
+    with threads(count):
+        for tokens in (16 * vectors + rest for vectors in range(10) for rest in (1, 8, 9, 16)):
+            matmul(torch.full((tokens, 132), torch.nan), packed, kernel=row.name)
+            x = torch.randn(tokens, 132, generator=torch.Generator().manual_seed(tokens))
+            assert_product(matmul(x, packed, bias, kernel=row.name), x, weight, bias)
+
+
 @each_row(ROWS)
 def test_a_long_reduction_stays_accurate(row: NativeMatmul) -> None:
     weight, x = sparse(64, 4096), torch.randn(40, 4096, generator=torch.Generator().manual_seed(3))

@@ -170,6 +170,7 @@ struct ConvBlocks {
       last[i] = end + i < plan.inputs ? table[end + i] : reinterpret_cast<const char*>(none) - base;
     float* pixels[Wide * V::width];
     for (int64_t u = 0; u < used; u++) find_output(strip, row, column + u, pixels + u * V::width);
+    const PanelFill fill{used, plan.flat ? plan.pixels - plan.flat_pixel(strip.row + row, column + used - 1) : V::width};
     for (int64_t t = 0; t < plan.tiles; t++)
       for (int64_t m = m0; m < m1; m += kPairRows) {
         const char* weight = group + (m / kPairRows * plan.tiles + t) * kPairTileBytes;
@@ -179,11 +180,11 @@ struct ConvBlocks {
         Lines lines{pixels, used * V::width, m, end_row - m, a.y, a.other};
         Lines* const fetched = last_tile ? &lines : nullptr;
         if (t < plan.even_tiles)
-          add_some<V, EvenInputs, Wide>(static_cast<int>(used), weight, pairs,
+          add_some<V, EvenInputs, Wide>(fill, weight, pairs,
                                         {base + table[t * kPanelTile], plan.line * V::width * 4}, t == 0, to, fetched,
                                         a.damaged);
         else
-          add_some<V, AnyInputs, Wide>(static_cast<int>(used), weight, pairs,
+          add_some<V, AnyInputs, Wide>(fill, weight, pairs,
                                        {base, last_tile ? last : table + t * kPanelTile}, t == 0, to, fetched,
                                        a.damaged);
         if (last_tile) unpack(strip, pixels, used, m, end_row, to);
@@ -208,9 +209,8 @@ struct ConvBlocks {
   }
 
   void run_flat(const Team& team) const {
-    const int64_t pixels = a.images * a.height.input * a.width.input;
-    const LaneMap<V> input(plan, 0, 1, {1, pixels, a.in_channels}, 0, 1);
-    const LaneMap<V> output(plan, 0, 1, {1, pixels, a.out_channels}, 0, 1);
+    const LaneMap<V> input(plan, 0, 1, {1, plan.pixels, a.in_channels}, 0, 1);
+    const LaneMap<V> output(plan, 0, 1, {1, plan.pixels, a.out_channels}, 0, 1);
     for (int64_t group = 0; group < a.groups; group++)
       for (int64_t row = 0; row < plan.block_h; row += plan.strip)
         run_strip({group, row, least(plan.strip, plan.block_h - row), input, output}, team);

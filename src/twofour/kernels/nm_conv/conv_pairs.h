@@ -6,17 +6,10 @@
 
 #include <cstdint>
 
-#include "kernels/layouts/pairs.h"
-#include "kernels/layouts/pair_check.h"
+#include "kernels/pair_sums.h"
 #include "native/compiler.h"
 
 namespace {
-
-using twofour::kPairHead;
-using twofour::kPairRecord;
-using twofour::kPairRows;
-using twofour::kPairTileBytes;
-using twofour::kPanelTile;
 
 constexpr int64_t kRecordsNear = 2, kRecordsFar = 48;  // records fetched ahead into L1 and L2 (README.md)
 
@@ -30,54 +23,6 @@ struct AnyInputs {
   const char* base;
   const int64_t* offsets;
   TWOFOUR_INLINE const char* at(uint8_t input) const { return base + offsets[input]; }
-};
-
-template <class V, int U, class Inputs>
-struct ConvSums {
-  typename V::reg a[U], b[U];
-
-  static TWOFOUR_INLINE const float* row_of(const Inputs& x, uint8_t input) {
-    const char* row = x.at(input);
-    asm("" : "+r"(row));  // one base register: an FMA with an indexed operand splits in two on Intel
-    return reinterpret_cast<const float*>(row);
-  }
-  TWOFOUR_INLINE void add_shared(const float* values, const Inputs& x, uint8_t input) {
-    const float* row = row_of(x, input);
-    const typename V::reg wa = V::broadcast(values), wb = V::broadcast(values + 1);
-    TWOFOUR_UNROLL
-    for (int u = 0; u < U; u++) {
-      const typename V::reg v = V::load_shared(row + u * V::width);
-      a[u] = V::fma(wa, v, a[u]);
-      b[u] = V::fma(wb, v, b[u]);
-    }
-  }
-  static TWOFOUR_INLINE void add_single(const float* value, const Inputs& x, uint8_t input,
-                                        typename V::reg (&sums)[U]) {
-    const float* row = row_of(x, input);
-    const typename V::reg w = V::broadcast(value);
-    TWOFOUR_UNROLL
-    for (int u = 0; u < U; u++) sums[u] = V::fma(w, row + u * V::width, sums[u]);
-  }
-  // One record, the first `shared` inputs (even) of both rows.
-  TWOFOUR_INLINE void add_record(const char* record, int shared, const Inputs& x) {
-    const float* values = reinterpret_cast<const float*>(record);
-    const auto* input = reinterpret_cast<const uint8_t*>(record + kPanelTile * 4);
-    for (int i = shared; i > 0; i -= 2, values += 4, input += 2) {
-      add_shared(values, x, input[0]);
-      add_shared(values + 2, x, input[1]);
-    }
-    for (int i = kPanelTile / 2 - shared; i > 0; i -= 2, values += 4, input += 4) {
-      add_single(values, x, input[0], a);
-      add_single(values + 1, x, input[1], b);
-      add_single(values + 2, x, input[2], a);
-      add_single(values + 3, x, input[3], b);
-    }
-  }
-  static TWOFOUR_INLINE void finish(const typename V::reg (&sums)[U], bool first, float* y) {
-    TWOFOUR_UNROLL
-    for (int u = 0; u < U; u++)
-      V::store_aligned(y + u * V::width, first ? sums[u] : sums[u] + V::load_aligned(y + u * V::width));
-  }
 };
 
 // Weights soon needed into L1 and later ones into L2, and the sums of the pair after this one.
@@ -114,8 +59,8 @@ struct Lines {
   }
 };
 
-// One tile of `pairs` pairs of rows (a domain of the layout) with one panel of U vectors.
-template <class V, int U, class Inputs>
+// One tile of `pairs` pairs of rows (a domain of the layout) with one panel of U vectors, the last one a half where it says so.
+template <class V, int U, bool half, class Inputs>
 TWOFOUR_NOINLINE void add_domain(const char* packed, int64_t pairs, const Inputs& x, bool first, float* sums,
                                  Lines* lines, bool* damaged) {
   const int64_t each = lines == nullptr ? 0 : (lines->count + pairs - 1) / pairs;
@@ -125,19 +70,28 @@ TWOFOUR_NOINLINE void add_domain(const char* packed, int64_t pairs, const Inputs
     if (!sound_pair<V>(head, record, pairs)) return report(damaged);
     fetch_ahead<V, U>(head, record, sums);
     if (each > 0) lines->step(each);
-    ConvSums<V, U, Inputs> s;
-    TWOFOUR_UNROLL
-    for (int u = 0; u < U; u++) s.a[u] = s.b[u] = V::zero();
+    PairSums<V, U, half, Inputs> s;
+    s.clear();
     s.add_record(record, head[2], x);
-    s.finish(s.a, first, sums + head[0] * U * V::width);
-    s.finish(s.b, first, sums + head[1] * U * V::width);
+    s.a.finish(first, sums + head[0] * U * V::width);
+    s.b.finish(first, sums + head[1] * U * V::width);
   }
 }
 
+// Vectors of a panel, and how many lanes of the last one hold pixels.
+struct PanelFill {
+  int64_t vectors, last;
+};
+
 template <class V, class Inputs, int U>
-void add_some(int used, const char* packed, int64_t pairs, const Inputs& x, bool first, float* sums, Lines* lines,
+void add_some(const PanelFill& used, const char* packed, int64_t pairs, const Inputs& x, bool first, float* sums, Lines* lines,
               bool* damaged) {
-  if (used == U) return add_domain<V, U, Inputs>(packed, pairs, x, first, sums, lines, damaged);
+  if (used.vectors == U) {
+    if constexpr (HalfOf<V>::width > 0)
+      if (used.last <= HalfOf<V>::width)
+        return add_domain<V, U, true, Inputs>(packed, pairs, x, first, sums, lines, damaged);
+    return add_domain<V, U, false, Inputs>(packed, pairs, x, first, sums, lines, damaged);
+  }
   if constexpr (U > 1) add_some<V, Inputs, U - 1>(used, packed, pairs, x, first, sums, lines, damaged);
 }
 

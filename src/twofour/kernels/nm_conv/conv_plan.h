@@ -29,6 +29,7 @@ struct ConvPlan {
   int64_t inputs, tiles, even_tiles;  // of an output, those that stand twice among them; by 64; tiles of one tap each
   int64_t line;                       // vectors from a channel to the next: odd, so that they spread over cache sets
   int64_t flat;                       // 1x1: vectors of 16 neighbours over all pixels where those are fewer, or 0
+  int64_t pixels;                     // of all images' answers
   int64_t jump;                       // floats from a pixel to the one that is packed next
   int64_t packed_floats, sums_floats, zero_floats, table_ints, chunk;
 
@@ -49,8 +50,9 @@ struct ConvPlan {
     block_h = ceil_div(a.height.output, lanes_h);
     block_w = ceil_div(a.width.output, lanes_w);
     flat = 0;
+    pixels = a.images * a.height.output * a.width.output;
     if (pointwise(a.height) && pointwise(a.width)) {
-      const int64_t count = ceil_div(a.images * a.height.output * a.width.output, V::width);
+      const int64_t count = ceil_div(pixels, V::width);
       if (count < ceil_div(a.images, lanes_n) * block_h * block_w) flat = count;
     }
     if (flat) {

@@ -26,33 +26,30 @@ struct RowChunk {
   int64_t row, rows;
 };
 
-// How a call is cut: panels of up to `Wide` vectors of tokens, evenly filled, `Group` panels per pass over the weights,
-// `PassBytes` of a panel per pass over the rows.
+// How a call is cut: panels of up to `Wide` vectors of tokens, all of one size or one less, `Group` panels per pass over the
+// weights, `PassBytes` of a panel per pass over the rows.
 template <class V, int Wide, int Group, int64_t PassBytes>
 struct PanelPlan {
   static constexpr int wide = Wide;
   static constexpr int64_t pass_bytes = PassBytes;
-  int64_t vectors, panel_tokens, group, panel_floats, sums_floats;
+  int64_t vectors, panels, group, panel_floats, sums_floats;
 
   explicit PanelPlan(const Matmul& a) {
-    const int64_t all = a.tokens > 0 ? ceil_div(a.tokens, V::width) : 1;
-    int64_t panels = ceil_div(all, Wide);
+    vectors = a.tokens > 0 ? ceil_div(a.tokens, V::width) : 1;
+    panels = ceil_div(vectors, Wide);
     // As many panels as threads, if they stay at least half as wide: no thread then waits for another.
     const int64_t even = ceil_div(panels, threads(a)) * threads(a);
-    if (Group == 1 && all >= even * Wide / 2) panels = even;
-    vectors = ceil_div(all, panels);
-    panel_tokens = vectors * V::width;
-    group = least(Group, ceil_div(all, vectors));
-    const int64_t stride = panel_stride(static_cast<int>(vectors)) * V::width;
+    if (Group == 1 && vectors >= even * Wide / 2) panels = even;
+    group = least(Group, panels);
+    const int64_t stride = panel_stride(used(0)) * V::width;
     panel_floats = round_up(panel_tiles(a) * kPanelTile * stride, 16);
     sums_floats = round_up(least(kPanelRows, a.out_features + 1) * stride, 16);  // pairs may add a row of zeros
   }
-  int used(const Matmul& a, int64_t panel) const {
-    const int64_t left = ceil_div(a.tokens - panel * panel_tokens, V::width);
-    return static_cast<int>(least(left, vectors));
-  }
-  Panel panel(const Matmul& a, int64_t index, float* panel, float* sums) const {
-    return {index * panel_tokens, used(a, index), panel, sums};
+  // The first vector of a panel: the wider ones come first.
+  int64_t begin(int64_t panel) const { return ceil_div(vectors * panel, panels); }
+  int used(int64_t panel) const { return static_cast<int>(begin(panel + 1) - begin(panel)); }
+  Panel panel(int64_t index, float* panel, float* sums) const {
+    return {begin(index) * V::width, used(index), panel, sums};
   }
   // Panels of one group, or one panel per thread; then every thread's sums.
   int64_t panel_bytes(const Matmul& a) const { return (Group == 1 ? threads(a) : group) * panel_floats * 4; }
@@ -69,8 +66,8 @@ void multiply_chunk(const RowChunk& chunk, int64_t t0, int64_t t1, TransposePipe
 
 // Tiles that one pass over the rows keeps in L1.
 template <class V, class Plan>
-int64_t tiles_per_pass(const Matmul& a, const Plan& plan, int64_t panel) {
-  const int64_t fit = Plan::pass_bytes / (kPanelTile * panel_stride(plan.used(a, panel)) * V::width * 4);
+int64_t tiles_per_pass(const Plan& plan, int64_t panel) {
+  const int64_t fit = Plan::pass_bytes / (kPanelTile * panel_stride(plan.used(panel)) * V::width * 4);
   return fit > 0 ? fit : 1;
 }
 
@@ -79,7 +76,7 @@ int64_t tiles_per_pass(const Matmul& a, const Plan& plan, int64_t panel) {
 template <class V, class Weights, class Plan>
 void multiply_group(const Matmul& a, const Plan& plan, const Team& team, int64_t p0, int64_t p1, bool ahead,
                     float* panels, float* sums) {
-  const int64_t tiles = panel_tiles(a), pass = tiles_per_pass<V>(a, plan, p0);
+  const int64_t tiles = panel_tiles(a), pass = tiles_per_pass<V>(plan, p0);
   int64_t begin, end;
   team.share(a.out_features, Weights::grain, &begin, &end);
   for (int64_t m = begin; m < end;) {
@@ -87,7 +84,7 @@ void multiply_group(const Matmul& a, const Plan& plan, const Team& team, int64_t
     for (int64_t t = 0; t < tiles; t += pass) {
       const int64_t stop = least(t + pass, tiles);
       for (int64_t p = p0; p < p1; p++) {
-        TransposePipeline<V> pipeline{a, plan.panel(a, p, panels + (p - p0) * plan.panel_floats, sums + (p - p0) * plan.sums_floats)};
+        TransposePipeline<V> pipeline{a, plan.panel(p, panels + (p - p0) * plan.panel_floats, sums + (p - p0) * plan.sums_floats)};
         if (ahead && m == begin) pipeline.enqueue_pack(stop * kPanelTile, least(stop + pass, tiles) * kPanelTile);
         if (stop == tiles) pipeline.row = m, pipeline.rows = chunk.rows;
         multiply_chunk<V, Weights, Plan::wide>(chunk, t, stop, &pipeline);
@@ -110,20 +107,19 @@ template <class V, class Weights, int Wide, int Group, int64_t PassBytes = kPane
 void panel_product(const Matmul& a) {
   if (a.tokens <= 0) return;
   const PanelPlan<V, Wide, Group, PassBytes> plan(a);
-  const int64_t panels = (a.tokens + plan.panel_tokens - 1) / plan.panel_tokens;
   with_team(a.threads, [&](const Team& team) {
-    const bool apart = Group == 1 && panels % team.size == 0;
+    const bool apart = Group == 1 && plan.panels % team.size == 0;
     const Team together = apart ? Team{0, 1} : team;
     float* packed = floats_at(a.workspace, apart ? team.me * plan.panel_floats * 4 : 0);
     float* sums = floats_at(a.workspace, plan.panel_bytes(a) + team.me * plan.group * plan.sums_floats * 4);
     const int64_t first = apart ? team.me : 0, step = apart ? team.size : plan.group;
     const bool ahead = together.size == 1 && Group == 1;
-    for (int64_t p0 = first; p0 < panels; p0 += step) {
-      const int64_t p1 = least(p0 + plan.group, panels);
+    for (int64_t p0 = first; p0 < plan.panels; p0 += step) {
+      const int64_t p1 = least(p0 + plan.group, plan.panels);
       if (p0 > first) together.barrier();  // the panels of the last group are still being read
-      const int64_t tiles = ahead ? least(tiles_per_pass<V>(a, plan, p0), panel_tiles(a)) : panel_tiles(a);
+      const int64_t tiles = ahead ? least(tiles_per_pass<V>(plan, p0), panel_tiles(a)) : panel_tiles(a);
       for (int64_t p = p0; p < p1; p++) {
-        TransposePipeline<V> pipeline{a, plan.panel(a, p, packed + (p - p0) * plan.panel_floats, nullptr)};
+        TransposePipeline<V> pipeline{a, plan.panel(p, packed + (p - p0) * plan.panel_floats, nullptr)};
         int64_t k0, k1;
         together.share(tiles * kPanelTile, V::width, &k0, &k1);
         pipeline.enqueue_pack(k0, k1);
