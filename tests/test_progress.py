@@ -117,6 +117,7 @@ def test_prune_says_what_it_does_and_nothing_where_it_is_not_asked(
         "ranking weights for the order of channels",
         "capturing the model for the order of channels",
         "ordering channels, groups",
+        "reconstructing: looking at the order of the blocks",
         "reconstructing, steps",
     ]
 

@@ -14,6 +14,7 @@ from twofour.errors import DataError, RecipeError
 from twofour.pruning import reconstruction_report
 from twofour.reconstruction import solving
 from twofour.reconstruction.distances import answers_apart
+from twofour.reconstruction.solving import Looks
 
 
 class Block(nn.Module):
@@ -99,6 +100,49 @@ def test_where_it_is_no_better_the_values_of_the_criterion_stand(monkeypatch: py
     report = reconstruction_report(model)
     assert report is not None and not report.kept and report.after == report.before and "no smaller" in str(report)
     assert same(held(model), held(twofour.prune(Stack(), "2:4", data=tokens(), reconstruct=False)))
+
+
+def test_looks_at_samples_held_back_end_the_steps() -> None:
+    looks = Looks(1.0, 600)
+    assert [step for step in range(1, 601) if looks.due(step)] == [*range(25, 481, 25), 600]
+    assert [looks.rate(step) for step in (0, 19, 480, 599)] == [1 / 20, 1.0, 1.0, 1 / 120]
+    assert (
+        looks.nearer(25, lambda: 0.8)
+        and looks.nearer(50, lambda: 0.75)
+        and looks.nearer(75, lambda: 0.749)
+        and looks.steps == 600
+    )
+    assert not looks.nearer(100, lambda: 0.76) and (looks.cooling, looks.steps, looks.least) == (100, 150, 0.749)
+    assert looks.rate(99) == looks.rate(100) == 1.0 and looks.rate(125) == 0.5 and looks.rate(149) == 1 / 50
+    assert not looks.due(125) and looks.due(150)
+    assert looks.nearer(150, lambda: 0.7) and looks.steps == 150
+    for apart in (1.0, 1.2, float("nan")):
+        looks = Looks(1.0, 600)
+        assert not looks.nearer(25, lambda apart=apart: apart) and looks.steps == 25, "the first look found nothing won"
+
+
+def test_what_wins_nothing_soon_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("BLOCK_RATE", 30.0), ("MODEL_RATE", 30.0), ("LOOKED", 5)):
+        monkeypatch.setattr(solving, name, value)
+    steps, step = list[str](), solving.Run._step
+    monkeypatch.setattr(
+        solving.Run, "_step", lambda run, part, *more: (steps.append(part.where), step(run, part, *more))[1]
+    )
+    model = twofour.prune(Stack(), "2:4", data=tokens(), progress=False)
+    assert {where: steps.count(where) for where in steps} == {
+        **{f"block {number} of 3": 30 for number in (1, 2, 3)},
+        "whole model": 5,
+    }
+    assert same(held(model), held(twofour.prune(Stack(), "2:4", data=tokens(), reconstruct=False)))
+
+
+def test_dense_answers_that_have_no_room_are_computed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Stack()
+    one = held(twofour.prune(kept, "2:4", data=tokens(), progress=False))
+    monkeypatch.setattr(solving, "MOST_BYTES", 0)
+    anew = Stack()
+    assert same(one, held(twofour.prune(anew, "2:4", data=tokens(), progress=False)))
+    assert anew.calls > kept.calls + 30
 
 
 def calls_before_reconstruction() -> int:

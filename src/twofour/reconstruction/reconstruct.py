@@ -3,9 +3,10 @@
 A criterion solves each weight by itself. Here the kept values of a block, the biases beside them and its norms follow
 the gradient of the squared distance between what the block answers, given what the pruned blocks before it answered,
 and what the dense block answers, given what the dense ones did: so that later blocks mend what earlier ones lost. Then
-those of the whole model follow the distance of its answers. It needs inputs alone, no targets; the hidden states of the
-data twice; copies of the pruned weights, two in their own dtype; and Adam's state of one block, of the whole model
-where that is affordable.
+those of the whole model follow the distance of its answers. Samples held back say when to end, soon where nothing is
+won. It needs inputs alone, no targets; the hidden states of the data twice, or the dense model's answers where those
+are small; copies of the pruned weights, two in their own dtype; and Adam's state of one block, of the whole model where
+that is affordable.
 
 After Li et al. 2021, "BRECQ" (arXiv 2102.05426), who reconstruct rounded blocks, and Guo et al. 2024, "EBFT" (arXiv
 2402.12419), who train the kept values of pruned ones.

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,8 +18,9 @@ from torch.func import functional_call
 from twofour import calls
 from twofour.calibration import Batch, Held, blocks, to_device
 from twofour.calibration.blocks import Chain
+from twofour.calibration.held import MOST_BYTES
 from twofour.layers import PrunableWeight
-from twofour.progress import Progress
+from twofour.progress import Progress, Work
 from twofour.reconstruction.distances import answers_apart, leaves_apart, relative
 
 _log = logging.getLogger("twofour.reconstruction")
@@ -27,10 +29,16 @@ BLOCK_STEPS, MODEL_STEPS = 100, 600
 """Steps of Adam for each block, and for the whole model afterwards."""
 BLOCK_RATE, MODEL_RATE = 0.05, 0.02
 """Learning rates, as a part of the root mean square of each parameter."""
-JUDGED = 6
-"""How often the whole model is judged while it is solved; it ends where it got worse."""
+LOOKED = 25
+"""Steps of the whole model after which samples held back judge it."""
+LITTLE, PATIENCE = 0.01, 2
+"""Part of the distance that a look must find won, and how many in a row may not before the rate falls and steps end;
+where the first look finds the values no nearer than they were, they end at once."""
+COOL = 5
+"""One step in so many, at least, is of those in which the rate falls."""
 WARM = 20
-"""Steps over which the rate rises; then it falls to zero as a cosine."""
+"""Steps over which the rate rises. Of a block it falls to zero as a cosine then; of the whole model it stays, and falls
+as a line at the end."""
 BLOCK_SECONDS, MODEL_SECONDS = 400.0, 200.0
 """Of all blocks together, and of the whole model: where a step takes long, there are fewer."""
 FEWEST = 30
@@ -62,9 +70,9 @@ class Value:
         self.master = self.solved.float().clone().requires_grad_()
         return self.master
 
-    def end(self) -> None:
-        """Keep the values, and let go of the rest."""
-        self.solved, self.master = self.now().detach().clone(), None
+    def keep_now(self) -> None:
+        """Keep the values as they are now."""
+        self.solved = self.now().detach().clone()
 
     def now(self) -> Tensor:
         """Return the values in the parameter's own dtype, zero where they are pruned."""
@@ -73,6 +81,96 @@ class Value:
         # A view where nothing is pruned: a caller's autocast goes on with what it casted of a leaf, whatever its steps.
         values = self.master.view_as(self.master) if self.keep is None else self.master * self.keep
         return values.to(self.solved.dtype)
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """The steps of a block, whose end stands.
+
+    Nothing ends them early: where the first ones win nothing on samples held back, the last may, as of ResNet-20.
+    """
+
+    steps: int
+
+    def due(self, step: int) -> bool:
+        """Whether the values are kept after so many steps."""
+        return step == self.steps
+
+    def nearer(self, step: int, judge: Callable[[], float]) -> bool:
+        """Tell that they are."""
+        return True
+
+    def rate(self, step: int) -> float:
+        """Return the rate of a step as a part of the full one."""
+        return min(1.0, (step + 1) / WARM) * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+
+
+@dataclass(eq=False)
+class Looks:
+    """When values that are solved are looked at, by samples held back, and when their rate falls.
+
+    Attributes:
+        least: The least distance so far.
+        steps: At most so many are made.
+        cooling: The step at which the rate begins to fall.
+        missed: How many looks in a row found little won.
+        won: Whether a look found anything won.
+    """
+
+    least: float
+    steps: int
+    cooling: int = 0
+    missed: int = 0
+    won: bool = False
+
+    def __post_init__(self) -> None:
+        self.cooling = self.steps - self.steps // COOL
+
+    def due(self, step: int) -> bool:
+        """Whether they are looked at after so many steps."""
+        return step == self.steps or (step % LOOKED == 0 and step <= self.cooling)
+
+    def nearer(self, step: int, judge: Callable[[], float]) -> bool:
+        """Note the distance after so many steps; tell whether it is the least so far."""
+        apart = judge()
+        self.missed = 0 if apart < (1 - LITTLE) * self.least else self.missed + 1
+        if nearer := apart < self.least:  # NaN is not
+            self.least, self.won = apart, True
+        if not self.won:
+            self.steps = step
+        elif self.missed >= PATIENCE and step < self.cooling:
+            self.cooling, self.steps = step, min(self.steps, step + max(step // 2, FEWEST))
+        return nearer
+
+    def rate(self, step: int) -> float:
+        """Return the rate of a step as a part of the full one."""
+        falling = (self.steps - step) / (self.steps - self.cooling) if step >= self.cooling else 1.0
+        return min(1.0, (step + 1) / WARM, falling)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is solved together.
+
+    Attributes:
+        where: Its name.
+        kind: Of its work.
+        module: The values of its parameters are solved.
+        distance: How far it is from the dense one on the batch of a number.
+        steps: At most so many.
+        rate: The learning rate, as `BLOCK_RATE`.
+        seconds: As `BLOCK_SECONDS`.
+        amount: The work of a step.
+    """
+
+    where: str
+    kind: str
+    module: nn.Module
+    distance: Callable[[int], Tensor]
+    steps: int
+    rate: float
+    seconds: float
+    amount: float
 
 
 @dataclass(eq=False)
@@ -91,6 +189,8 @@ class Run:
     def __post_init__(self) -> None:
         self.device = next(iter(self.values)).device
         self.batches = [Batch(to_device(batch.inputs, self.device)) for batch in self.batches]
+        self.answers: dict[int, Any] = {}
+        self.room = MOST_BYTES
         self.draw = torch.Generator("cpu").manual_seed(0)
         half = any(parameter.dtype == torch.float16 for parameter in self.values)
         self.gain = GAIN if half else 1.0
@@ -112,44 +212,58 @@ class Run:
 
     def solve(self, weights: Sequence[PrunableWeight]) -> None:
         """Solve block by block, where the model is a chain of them, and then the whole model, from the best so far."""
-        self.display.begin("reconstructing, steps", None)
+        self.display.begin("reconstructing: looking at the order of the blocks")
         with torch.no_grad():
             chain = blocks.survey(self.model, weights, self.batches, self.device).chain
-        count = len(chain.blocks) if chain is not None else 0
-        self.display.begin("reconstructing, steps", count * BLOCK_STEPS + MODEL_STEPS)
+        size = 4 * 4 * sum(parameter.numel() for parameter in self.values)
+        whole = size <= MODEL_BYTES
+        self._plan([] if chain is None else [self._share(block) for block in chain.blocks], whole)
         if chain is not None:
             self._chained(chain)
             self.judge()
         for parameter, values in self.best.items():
             self.values[parameter].solved = values
-        size = 4 * 4 * sum(parameter.numel() for parameter in self.values)
-        if size > MODEL_BYTES:
+        if not whole:
             _log.info("blocks alone are reconstructed: the whole model would take %.1f GiB beside it", size / 2**30)
             return
-        self._follow(
-            self.model, self._answers_apart, MODEL_STEPS, MODEL_RATE, MODEL_SECONDS, "whole model", judged=True
-        )
+        given = self.model, self._answers_apart, MODEL_STEPS, MODEL_RATE, MODEL_SECONDS, 1.0
+        self._follow(Part("whole model", "model", *given), partial(Looks, self.least))
+
+    def _plan(self, shares: Sequence[float], whole: bool) -> None:
+        """Say how many steps there are, and what they cost beside each other: one of the whole model is one."""
+        passes = 2 * sum(shares[:-1]) * len(self.batches) / 3
+        steps = {"blocks": BLOCK_STEPS * sum(shares), "outputs": passes, "model": float(MODEL_STEPS * whole)}
+        self.work, self.steps = Work(steps), BLOCK_STEPS * len(shares) + MODEL_STEPS * whole
+        self.display.begin("reconstructing, steps", self.steps, left=self.work.left)
+
+    def _share(self, block: nn.Module) -> float:
+        """Return how much of the values to solve is in a block."""
+        inside = {parameter for parameter in block.parameters() if parameter in self.values}
+        return sum(p.numel() for p in inside) / sum(p.numel() for p in self.values)
 
     def _chained(self, chain: Chain) -> None:
         """Solve the blocks, with what the dense ones and the solved ones hand on beside each other."""
-        first, count = chain.blocks[0], len(chain.blocks)
+        first, count, used = chain.blocks[0], len(chain.blocks), len(self.batches)
         with torch.no_grad():
             pruned = [blocks.inputs_of(self.model, first, batch.inputs) for batch in self.batches]
             with _holding(self.dense):
                 dense = [blocks.inputs_of(self.model, first, batch.inputs) for batch in self.batches]
         for number, block in enumerate(chain.blocks, 1):
-            with torch.no_grad(), _holding(self.dense):
+            where, share = f"block {number} of {count}", self._share(block)
+            with torch.no_grad(), _holding(self.dense), self.work.doing("outputs", share * used / 3):
                 wanted = [block(*args, **kwargs) for args, kwargs in dense]
 
             def apart(index: int, block: nn.Module = block, wanted: Sequence[Any] = wanted) -> Tensor:
                 found = functional_call(block, self._now(block), *pruned[index], tie_weights=False)
                 return relative(blocks.hidden(found), blocks.hidden(wanted[index]), self.batches[index].tokens)
 
-            self._follow(block, apart, BLOCK_STEPS, BLOCK_RATE, BLOCK_SECONDS / count, f"block {number} of {count}")
+            given = block, apart, BLOCK_STEPS, BLOCK_RATE, BLOCK_SECONDS / count, share
+            self._follow(Part(where, "blocks", *given), Cycle)
             if number == count:
                 return
-            dense = [blocks.handed_on(chain, call, answer) for call, answer in zip(dense, wanted, strict=True)]
-            with torch.no_grad():
+            self.display.say(f"{where}, outputs")
+            with torch.no_grad(), self.work.doing("outputs", share * used / 3):
+                dense = [blocks.handed_on(chain, call, answer) for call, answer in zip(dense, wanted, strict=True)]
                 now = self._now(block)
                 for index, call in enumerate(pruned):
                     answer = functional_call(block, now, *call, tie_weights=False)
@@ -158,62 +272,76 @@ class Run:
     def _answers_apart(self, index: int) -> Tensor:
         batch = self.batches[index]
         example = calls.Example.of(batch.inputs)
-        with torch.no_grad(), _holding(self.dense):
-            wanted = example.run(self.model)
+        wanted = self._dense_answer(index, example)
         own = example.copy()
         found = functional_call(self.model, self._now(self.model), own.args, own.kwargs, tie_weights=False)
         return answers_apart(found, wanted, batch.tokens)
 
-    def _follow(
-        self,
-        module: nn.Module,
-        distance: Callable[[int], Tensor],
-        steps: int,
-        rate: float,
-        seconds: float,
-        where: str,
-        *,
-        judged: bool = False,
-    ) -> None:
-        """Follow the gradient of a distance over inputs drawn at random; end early where a judgement got worse."""
-        values = [self.values[parameter] for parameter in module.parameters() if parameter in self.values]
+    @torch.no_grad()
+    def _dense_answer(self, index: int, example: calls.Example) -> Any:
+        """Return what the dense model answers to a batch; it is kept where there is room, since each comes again."""
+        if index in self.answers:
+            return self.answers[index]
+        with _holding(self.dense):
+            wanted = example.run(self.model)
+        size = sum(leaf.nbytes for leaf in calls.output_leaves(wanted) if isinstance(leaf, Tensor))
+        if size <= self.room:
+            self.answers[index], self.room = wanted, self.room - size
+        return wanted
+
+    def _follow(self, part: Part, course: Callable[[int], Cycle | Looks]) -> None:
+        """Follow the gradient of a distance over inputs drawn at random, on a course of so many steps at most."""
+        values = [self.values[parameter] for parameter in part.module.parameters() if parameter in self.values]
         if not values:
             return
         begin = time.perf_counter()
-        groups = [{"params": [master := value.begin()], "lr": rate * _size(master)} for value in values]
+        groups = [{"params": [master := value.begin()], "lr": part.rate * _size(master)} for value in values]
         optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99))
         rates, step = [group["lr"] for group in optimizer.param_groups], 0
-        while step < steps:
-            index = int(torch.randint(len(self.batches), (), generator=self.draw, device="cpu"))
-            with torch.enable_grad():
-                apart = distance(index)
-                if not apart.requires_grad or not torch.isfinite(apart):
-                    break  # what it was solved to so far is judged as all is
-                optimizer.zero_grad(set_to_none=True)
-                (self.gain * apart).backward()
+        looks = course(part.steps)
+        while step < looks.steps:
             for group, full in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = full * _cycle(step, steps)
-            optimizer.step()
+                group["lr"] = full * looks.rate(step)
+            if (apart := self._step(part, optimizer)) is None:
+                break  # what it was solved to so far is judged as all is
             step += 1
-            self.display.advance(f"{where}, distance {float(apart.detach()):.4f}")
-            if step == 1 and (steps := self._affordable(steps, seconds, time.perf_counter() - begin, where)) == 0:
-                break
-            if judged and step % max(1, steps // JUDGED) == 0 and not self.judge() <= self.least:
-                break
-        if steps:
-            for value in values:
-                value.end()
+            self.display.advance(f"{part.where}, distance {apart:.4f}")
+            if step == 1 and (fit := self._affordable(part, time.perf_counter() - begin)) < part.steps:
+                looks = course(fit)
+            if looks.due(step) and looks.nearer(step, self.judge):
+                for value in values:
+                    value.keep_now()
         for value in values:
             value.master = None
+        self._leave_out(part, part.steps - step)
 
-    def _affordable(self, steps: int, seconds: float, first: float, where: str) -> int:
+    def _step(self, part: Part, optimizer: torch.optim.Optimizer) -> float | None:
+        """Take a step; return the distance before it, None where it is no number or has no gradient to follow."""
+        index = int(torch.randint(len(self.batches), (), generator=self.draw, device="cpu"))
+        with torch.enable_grad(), self.work.doing(part.kind, part.amount):
+            apart = part.distance(index)
+            if not apart.requires_grad or not torch.isfinite(apart):
+                return None
+            optimizer.zero_grad(set_to_none=True)
+            (self.gain * apart).backward()
+            optimizer.step()
+        return float(apart.detach())
+
+    def _leave_out(self, part: Part, steps: int) -> None:
+        """Say that steps are not made."""
+        self.steps -= steps
+        self.work.skip(part.kind, steps * part.amount)
+        self.display.move(total=self.steps)
+
+    def _affordable(self, part: Part, first: float) -> int:
         """Return how many steps there is time for, told by the first one; 0 where they would be too few."""
-        fit = min(steps, int(seconds / max(first, 1e-9)))
-        if fit < min(FEWEST, steps):
-            _log.info("%s is not reconstructed: a step takes %.1f s, and there are %.0f s", where, first, seconds)
+        fit = min(part.steps, int(part.seconds / max(first, 1e-9)))
+        if fit < min(FEWEST, part.steps):
+            said = part.where, first, part.seconds
+            _log.info("%s is not reconstructed: a step takes %.1f s, and there are %.0f s", *said)
             return 0
-        if fit < steps:
-            _log.info("%s has %d of %d steps: one takes %.1f s", where, fit, steps, first)
+        if fit < part.steps:
+            _log.info("%s has %d of %d steps: one takes %.1f s", part.where, fit, part.steps, first)
         return fit
 
     def _now(self, module: nn.Module) -> dict[str, Tensor]:
@@ -241,7 +369,3 @@ def _holding(values: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
 
 def _size(values: Tensor) -> float:
     return max(float(values.detach().square().mean().sqrt()), LEAST)
-
-
-def _cycle(step: int, steps: int) -> float:
-    return min(1.0, (step + 1) / WARM) * 0.5 * (1 + math.cos(math.pi * step / steps))
