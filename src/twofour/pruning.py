@@ -118,8 +118,7 @@ def prune(
     criteria.require_given(recipe.criterion, data, loss)
     assignment = _assigned(model, recipe)
     data = _taken(model, assignment, recipe.criterion, data, samples, loss)
-    if permute:
-        example = _traced_on(model, assignment, example, data)
+    example = _traced_on(model, assignment, example, data) if permute else example
     _log_criterion(recipe.criterion, unnamed=unnamed, data=data)
     asked = False if reconstruct is None and not (unnamed and data) else reconstruct
     attach = partial(_attach, model, reconstruction.prepared(model, data, asked=asked, progress=progress))

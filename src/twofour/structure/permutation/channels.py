@@ -84,14 +84,8 @@ def permute(
     before = _share(plan, known)
     changes = AxisChanges(model, known)
     shown.begin("ordering channels, groups", len(traced.groups))
-    gains = []
     try:
-        whole = [group for group in traced.groups if _in_blocks(group, plan)]
-        for group in traced.groups:
-            if group not in whole:
-                gains.append(_improve(group, plan, changes, known, (escapes, seed, window), display))
-                shown.advance()
-        gains += _improve_blocks(whole, plan, changes, known, seed)
+        gains = _ordered(traced.groups, plan, changes, known, (escapes, seed, window), display)
         shown.move(len(traced.groups), what="comparing answers")
         arithmetic = Arithmetic(len(plan), max(weight.reduction for weight, _ in plan))
         error = require_same(reference, outputs(model, given), arithmetic, lambda: _exactly(model, given, changes))
@@ -140,6 +134,24 @@ def _exactly(model: nn.Module, given: Mapping[str, Any], changes: AxisChanges) -
     after = outputs_in_float64(exact, given)
     changes.of_copy(exact).undo()
     return outputs_in_float64(exact, given), after
+
+
+def _ordered(
+    groups: Sequence[Group],
+    plan: Sequence[tuple[PrunableWeight, Pattern]],
+    changes: AxisChanges,
+    known: Scores,
+    options: tuple[int | None, int, int | None],
+    display: Progress | None,
+) -> list[Gain]:
+    """Search for the orders of all groups and move them, those of blocks last and together."""
+    whole, gains = [group for group in groups if _in_blocks(group, plan)], list[Gain]()
+    for group in groups:
+        if group not in whole:
+            gains.append(_improve(group, plan, changes, known, options, display))
+            if display is not None:
+                display.advance()
+    return gains + _improve_blocks(whole, plan, changes, known, options[1])
 
 
 def _improve(
