@@ -1,5 +1,6 @@
 """The shapes in annotations, checked at every call of a test: see twofour/shapes.py. Imported before twofour."""
 
+import inspect
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,7 +34,22 @@ def described() -> str:
     return f"shapes: not checked, {' and '.join(MISSING)} missing" if MISSING else f"shapes of {len(CHECKED)} modules"
 
 
-if not MISSING:
-    from jaxtyping import install_import_hook
+def names_shapes(found: Any) -> bool:
+    """Tell whether an annotation of a function, or of a class's fields, names the shape of a tensor."""
+    function = getattr(found, "__func__", found.__init__ if inspect.isclass(found) else found)
+    return any("[Tensor, " in str(kind) for kind in getattr(function, "__annotations__", {}).values())
 
-    install_import_hook(CHECKED, "tests.shapes.checked")
+
+if not MISSING:
+    import jaxtyping
+
+    def jaxtyped_where_shapes_are_named(**how: Any) -> Callable[[Any], Any]:
+        """Stand in for what jaxtyping's hook puts over every function, of which few name a shape.
+
+        It would bind the arguments of each call of the others too, a sixth of the time of compiling a model.
+        """
+        return lambda found: jaxtyped(found, **how) if names_shapes(found) else found
+
+    jaxtyped = jaxtyping.jaxtyped
+    jaxtyping.jaxtyped = jaxtyped_where_shapes_are_named  # by this name the code that the hook makes finds it
+    jaxtyping.install_import_hook(CHECKED, "tests.shapes.checked")

@@ -44,6 +44,26 @@ def test_a_wrong_dtype_and_a_wrong_number_of_axes_raise() -> None:
         dequantize(whole.view(2, 2, 4), ones(2, 4), None)
 
 
+@needs_jaxtyping
+def test_functions_that_name_shapes_are_checked_and_no_others() -> None:
+    """All of the modules' own; what is called a million times and names none is left as it is."""
+    checked, plain = set[str](), set[str]()
+    for name in shapes.CHECKED:
+        module = import_module(name)
+        classes = [found for found in vars(module).values() if inspect.isclass(found) and found.__module__ == name]
+        for owner in (module, *classes):
+            for found in vars(owner).values():
+                function = getattr(found, "__func__", getattr(found, "fget", found))
+                if inspect.isfunction(function) and function.__module__ == name:
+                    named = any("[Tensor, " in str(kind) for kind in function.__annotations__.values())
+                    bound = function.__code__.co_filename.endswith("jaxtyping/_decorator.py")
+                    below = hasattr(function, "__wrapped__")  # under a decorator of its own
+                    assert named if bound else not named or below, f"{name}.{function.__qualname__}"
+                    (checked if bound else plain).add(f"{name}.{function.__qualname__}")
+    assert len(checked) >= 120 and len(plain) > len(checked)
+    assert "twofour.patterns.nm.NM.project" in checked and "twofour.patterns.nm.NM.group" in plain
+
+
 def test_our_own_refusals_come_first() -> None:
     with pytest.raises(PatternError, match="not a multiple of 4"):
         NM(2, 4).project(ones(2, 6))
