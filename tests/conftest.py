@@ -42,9 +42,13 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_finish() -> None:
-    """Leave what importing and collecting made to itself: a collection of garbage in a test looks at the test's."""
+    """Leave what importing and collecting made to itself: a collection of garbage in a test looks at the test's.
+
+    Capturing a model makes and keeps millions of containers, which would be looked at after each 700.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
 
 
 def pytest_unconfigure() -> None:
