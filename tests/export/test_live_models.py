@@ -74,7 +74,6 @@ def test_what_happens_to_a_file_later_does_not_matter(
     twofour.save(twofour.prune(small(), "2:4", skip=["1"]), path)
 
     def read_and_damaged() -> int:
-        torch.set_num_threads(1)
         answer = READ[way](path)
         before = answer()
         damage(path)
@@ -209,14 +208,17 @@ def test_a_process_that_forks_owns_its_pages_and_its_child_too(path: Path) -> No
 def test_other_threads_read_the_pages_while_they_are_copied(path: Path) -> None:
     fast = twofour.load(path, empty(), tokens=(1,))
     want, sums, done = table(fast).double().sum(), [], threading.Event()
+    begun = threading.Semaphore(0)
 
     def reads() -> None:
         while not done.is_set():
             sums.append(table(fast).double().sum())
+            begun.release()
 
     threads = [threading.Thread(target=reads) for _ in range(2)]
     for thread in threads:
         thread.start()
+    begun.acquire(timeout=60)
     cut(path)
     done.set()
     for thread in threads:
