@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import twofour
-from tests.compiler.test_decoding import exports_of, graphs  # noqa: F401  a fixture
+from tests.compiler.decoders import exports_of, graphs  # noqa: F401  a fixture
 from twofour.compiler.cross_decoder import CrossDecoding
 
 from .small import TOKENS

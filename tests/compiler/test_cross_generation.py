@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import twofour
+from tests.compiler.decoders import graphs  # noqa: F401  a fixture
 from tests.compiler.test_cross_decoding import IDS, compiled, steps, t5, whisper  # noqa: F401  a fixture
-from tests.compiler.test_decoding import graphs  # noqa: F401  a fixture
 from tests.compiler.test_generation import (
     SAMPLED,
     Streamer,

@@ -1,11 +1,10 @@
 """`generate` of Hugging Face's decoders: prompts and steps as graphs, the cache written in place, eager's tokens."""
 
+# ruff: noqa: F811  the fixtures of tests/compiler/decoders.py
+
 import copy
 import logging
-import pickle
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,110 +15,26 @@ import torch
 from torch import Tensor
 
 import twofour
-from tests.turns import in_turn
+from tests.compiler.decoders import (
+    BESIDE,
+    EXPORTS,
+    IDS,
+    PADDED,
+    behind,
+    calls,  # noqa: F401  a fixture
+    generated,
+    gpt2,
+    graphs,  # noqa: F401  a fixture
+    llama,
+    models,  # noqa: F401  a fixture
+)
 from twofour.compiler import decoding
-from twofour.compiler.behind import Behind
-from twofour.compiler.cache_calls import joined, pair_of, stacked
 from twofour.compiler.decoding import Decoding
-from twofour.generation.caches import ROOM, Buffers
+from twofour.generation.caches import ROOM
 
 from .small import TOKENS
 
 pytestmark = pytest.mark.usefixtures("no_measuring", "graphs")
-
-IDS = torch.randint(1, 90, (1, 9), generator=torch.Generator().manual_seed(0))
-
-
-@pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs are faster."""
-    monkeypatch.setattr(decoding, "race", lambda calls, **_: (dict(zip(calls, (2.0, 1.0), strict=True)), 0.0))
-
-
-def gpt2(**options: Any) -> Any:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(0)
-    sizes = {"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 96, "n_positions": 256}
-    return GPT2LMHeadModel(GPT2Config(**sizes | options, bos_token_id=0, eos_token_id=None)).eval()
-
-
-def llama(**options: Any) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "vocab_size": 96}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
-    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, bos_token_id=0, eos_token_id=None, **options)).eval()
-
-
-_compiled: dict[str, tuple[Any, Any]] = {}
-_exports: dict[str, int] = {}
-"""How many times torch traced a model while it was compiled."""
-_beside: dict[str, tuple[int, int]] = {}
-"""Bytes that the graphs of a model keep besides its layers, and again once they are counted, as it was compiled."""
-
-
-@contextmanager
-def exports_of(module: Any) -> Iterator[list[int]]:
-    """Note each trace of a model inside."""
-    made, export = list[int](), module.export
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "export", lambda *args, **named: made.append(1) or export(*args, **named))
-        yield made
-
-
-@pytest.fixture(params=["gpt2", "llama"])
-def models(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
-    """The masked model and the compiled one, whose graphs are made once."""
-    if request.param not in _compiled:
-        masked = twofour.prune({"gpt2": gpt2, "llama": llama}[request.param](), "2:4")
-        with exports_of(torch.export) as made:
-            fast = twofour.compile(masked, {"input_ids": IDS}, tokens=TOKENS)
-        _compiled[request.param], _exports[request.param] = (masked, fast), len(made)
-        _beside[request.param] = beside(fast)  # calls of tests make further layouts
-    yield _compiled[request.param]
-
-
-def beside(fast: Any) -> tuple[int, int]:
-    held = fast.__dict__.pop("forward")
-    if held.inner is not None:
-        object.__setattr__(fast, "forward", held.inner)
-    try:
-        added = decoding.bytes_beside(fast, held)
-    finally:
-        object.__setattr__(fast, "forward", held)
-    return added, decoding.bytes_beside(fast, held)
-
-
-def generated(model: Any, ids: Tensor, new: int = 12, **options: Any) -> Any:
-    options = {"do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)} | options
-    return model.generate(ids, max_new_tokens=new, **options)
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which of its graphs a model runs."""
-    seen: list[str] = []
-    for name in ("_stepped", "_begun"):
-        own = getattr(Decoding, name)
-
-        def counted(self: Decoding, *args: Any, name: str = name, own: Any = own) -> Any:
-            answer = own(self, *args)
-            seen.append(name if answer is not None else f"{name} by layers")
-            return answer
-
-        monkeypatch.setattr(Decoding, name, counted)
-    following, asking, asked = Behind.next, Behind._called, list[Behind]()
-
-    def followed(self: Behind, tokens: Any) -> Tensor:
-        before, answer = len(asked), following(self, tokens)
-        seen.extend(["_stepped"] if len(asked) == before else [])  # the graph without a call of the model
-        return answer
-
-    monkeypatch.setattr(Behind, "_called", lambda self: (asked.append(self), asking(self))[1])
-    monkeypatch.setattr(Behind, "next", followed)
-    return seen
 
 
 def test_generate_runs_on_graphs_and_gives_the_same_tokens(models: tuple[Any, Any], calls: list[str]) -> None:
@@ -132,14 +47,14 @@ def test_generate_runs_on_graphs_and_gives_the_same_tokens(models: tuple[Any, An
 
 def test_a_compile_traces_a_step_and_a_prompt(models: tuple[Any, Any], request: pytest.FixtureRequest) -> None:
     """A trace takes as long as all else together; five more found that the model answers with a cache."""
-    assert _exports[request.node.callspec.params["models"]] == 2
+    assert EXPORTS[request.node.callspec.params["models"]] == 2
     assert "it answers with a cache, which no graph holds" in models[1].plan.account.reason
 
 
 def test_the_plan_says_what_the_graphs_keep_besides_the_model(
     models: tuple[Any, Any], request: pytest.FixtureRequest
 ) -> None:
-    added, counted = _beside[request.node.callspec.params["models"]]
+    added, counted = BESIDE[request.node.callspec.params["models"]]
     said = next(note for note in models[1].plan.notes if note.startswith("decoding"))
     assert (f"its graphs keep {added / 1e6:.2f} MB of weights besides" in said) is bool(added), said
     assert counted == 0
@@ -167,10 +82,6 @@ def test_other_batches_and_lengths_are_served(models: tuple[Any, Any], calls: li
         ids = torch.randint(1, 90, (batch, length), generator=torch.Generator().manual_seed(batch))
         assert torch.equal(generated(fast, ids, new), generated(masked, ids, new))
     assert set(calls) == {"_begun", "_stepped"}
-
-
-PADDED = torch.ones(2, 9, dtype=torch.int64)
-PADDED[1, :4] = 0
 
 
 @pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}, {"num_beams": 2}])
@@ -216,25 +127,6 @@ def test_steps_answer_as_the_model_and_leave_its_cache(models: tuple[Any, Any]) 
     for layer, other in zip(held.layers, cache.layers, strict=True):
         torch.testing.assert_close(other.keys, layer.keys, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(other.values, layer.values, atol=1e-5, rtol=1e-4)
-
-
-def test_two_continuations_of_one_cache_do_not_meet(models: tuple[Any, Any]) -> None:
-    from transformers import DynamicCache
-
-    answers = []
-    for model in models:
-        cache = DynamicCache(config=model.config)
-        with torch.no_grad():
-            model(input_ids=IDS, past_key_values=cache, use_cache=True)
-            model(input_ids=IDS[:, :1], past_key_values=cache, use_cache=True)
-            other = copy.deepcopy(cache)
-            model(input_ids=IDS[:, 1:2], past_key_values=cache, use_cache=True)
-            model(input_ids=IDS[:, 2:3], past_key_values=other, use_cache=True)
-            cache.crop(-3)
-            answers.append(
-                [model(input_ids=IDS[:, 3:4], past_key_values=c, use_cache=True).logits for c in (cache, other)]
-            )
-    torch.testing.assert_close(answers[1], answers[0], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("options", [{"num_beams": 3}, {"use_cache": False}])
@@ -369,119 +261,6 @@ def test_the_plan_says_which_engine_runs_what() -> None:
     assert said(2.2, 1.0)[0] is None and said(2.2, 1.0)[1].endswith("; the layers are faster")
 
 
-def test_buffers_have_room_and_grow() -> None:
-    from twofour.generation.caches import cache_of
-
-    past = [(torch.randn(2, 2, 50, 4), torch.randn(2, 2, 50, 4)) for _ in range(2)]
-    cache = cache_of(past)
-    buffers = Buffers.of(cache)
-    added = [torch.randn(2, 2, 1, 4) for _ in range(4)]
-    for step in range(14):
-        assert Buffers.of(cache) is buffers, step
-        buffers.append(added, cache)
-    assert buffers.length == 64 and buffers.leaves[0].shape[2] == ROOM
-    larger = Buffers.of(cache)
-    assert larger is not buffers and larger.leaves[0].shape[2] == 2 * ROOM
-    assert torch.equal(cache.layers[1].values[:, :, :50], past[1][1])
-    assert torch.equal(cache.layers[1].values[:, :, 50:], added[3].expand(-1, -1, 14, -1))
-    assert larger.mask.sum() == 2 * 65
-
-
-@pytest.mark.parametrize("widths", [(4, 4), (4, 6)], ids=["alike", "values wider than keys"])
-def test_buffers_of_a_copied_cache_are_its_own(widths: tuple[int, int]) -> None:
-    from twofour.generation.caches import cache_of
-
-    past = [tuple(torch.randn(1, 2, 5, width) for width in widths) for _ in range(2)]
-    cache = cache_of(past)
-    added = [torch.randn(1, 2, 1, width) for _ in range(2) for width in widths]
-    given = joined(added)
-    assert isinstance(given, torch.Tensor) == (widths[0] == widths[1])
-    Buffers.of(cache).append(given, cache)
-    for again in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
-        Buffers.of(again).append(given, again)
-        assert (Buffers.of(again).length, Buffers.of(cache).length) == (7, 6)
-        for index, (layer, kept) in enumerate(zip(again.layers, cache.layers, strict=True)):
-            for at, held in enumerate(pair_of(layer)):
-                new = added[2 * index + at]
-                assert torch.equal(held, torch.cat([past[index][at], new, new], 2))
-                assert torch.equal(Buffers.of(again).leaves[2 * index + at][:, :, :7], held), "the graph reads it"
-            assert kept.keys.shape[2] == 6
-
-
-def test_what_a_step_adds_is_stacked_as_torch_does() -> None:
-    wide = torch.randn(3, 1, 6, 8)
-    for one in (wide, wide.bfloat16()):
-        added = [one.narrow(3, 0, 4).transpose(1, 2), one.narrow(3, 4, 4).transpose(1, 2)]
-        assert torch.equal(stacked(added), torch.stack(added))
-
-
-def test_a_gradient_of_keys_is_not_lost(models: tuple[Any, Any], caplog: pytest.LogCaptureFixture) -> None:
-    masked, fast = models
-    fast.__dict__["forward"]._said.clear()
-
-    def wanted(model: Any) -> Any:
-        cache = behind(model, torch.no_grad)
-        for layer in cache.layers:
-            layer.keys, layer.values = (one.clone().requires_grad_() for one in (layer.keys, layer.values))
-        return cache
-
-    ours, theirs = wanted(fast), wanted(masked)
-    keys = theirs.layers[0].keys
-    masked(input_ids=IDS[:, :1], past_key_values=theirs).logits.sum().backward()
-    assert keys.grad is not None and keys.grad.abs().sum() > 0
-    asked = pytest.raises(twofour.errors.KernelError, match="asked for a gradient")
-    with caplog.at_level(logging.WARNING, "twofour"), asked:
-        fast(input_ids=IDS[:, :1], past_key_values=ours)
-    assert "that a gradient is asked for runs layer by layer" in caplog.text
-    with torch.no_grad():  # nobody asks
-        answers = [model(input_ids=IDS[:, :1], past_key_values=wanted(model)).logits for model in models]
-    torch.testing.assert_close(answers[1], answers[0], atol=1e-5, rtol=1e-4)
-
-
-def behind(model: Any, mode: Any) -> Any:
-    """A cache that has the keys of `IDS`, made in this mode."""
-    from transformers import DynamicCache
-
-    cache = DynamicCache(config=model.config)
-    with mode():
-        model(input_ids=IDS, past_key_values=cache, use_cache=True, logits_to_keep=1)
-    return cache
-
-
-@in_turn("second", [torch.inference_mode, torch.no_grad, torch.enable_grad])
-@in_turn("first", [torch.inference_mode, torch.no_grad])
-def test_a_cache_of_one_mode_serves_in_another(models: tuple[Any, Any], first: Any, second: Any) -> None:
-    answers: list[list[Tensor]] = []
-    for model in models:
-        cache = behind(model, first)
-        with second():
-            answers.append([])
-            for token in range(3):
-                answer = model(input_ids=IDS[:, token : token + 1], past_key_values=cache).logits
-                assert answer.is_inference() == (second is torch.inference_mode)
-                answers[-1].append(answer.detach())
-            cache.reorder_cache(torch.tensor([0]))
-            answers[-1].append(model(input_ids=IDS[:, :1], past_key_values=cache).logits.detach())
-    torch.testing.assert_close(answers[1], answers[0], rtol=1e-4, atol=1e-5)
-
-
-def test_each_model_looks_at_a_cache_itself(models: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    _, fast = models
-    other = copy.deepcopy(fast)
-    looked = []
-    for model in (fast, other):
-        guard = model.__dict__["forward"].step.guard
-        monkeypatch.setattr(guard, "leaves", lambda given, own=guard.leaves, of=model: looked.append(of) or own(given))
-    with torch.no_grad():
-        cache = behind(fast, torch.no_grad)
-        for model in (fast, fast, other, other, fast):
-            model(input_ids=IDS[:, :1], past_key_values=cache)
-        copied = copy.deepcopy(cache)
-        fast(input_ids=IDS[:, :1], past_key_values=copied)
-    steps = [one for one in looked if one is fast], [one for one in looked if one is other]
-    assert [len(one) for one in steps] == [3, 1]
-
-
 def stepped(model: Any, **given: Any) -> Any:
     """What a model answers to one more token behind the cache of `IDS`, and to another one behind that."""
     from transformers import DynamicCache
@@ -495,9 +274,13 @@ def stepped(model: Any, **given: Any) -> Any:
 
 
 MASK = torch.ones(2, 10, dtype=torch.int64)
+
 MASK[1, :4] = 0
+
 LAST = torch.ones(2, 10, dtype=torch.int64)
+
 LAST[1, -1] = 0
+
 AT = torch.full((2, 1), 9)
 
 
@@ -526,21 +309,6 @@ def test_types_of_tokens_are_no_padding(calls: list[str]) -> None:
     fast = twofour.compile(model, {"input_ids": IDS}, tokens=TOKENS)
     given = {"token_type_ids": torch.zeros(2, 1, dtype=torch.int64)}
     torch.testing.assert_close(stepped(fast, **given), stepped(model, **given), rtol=1e-4, atol=1e-5)
-
-
-def test_a_cache_of_layers_that_differ_is_left_to_the_layers(models: tuple[Any, Any], calls: list[str]) -> None:
-    from transformers import DynamicCache
-
-    answers = []
-    for model in models:
-        with torch.inference_mode():
-            cache = DynamicCache(config=model.config)
-            model(input_ids=IDS, past_key_values=cache, use_cache=True)
-            layer: Any = cache.layers[1]
-            layer.keys, layer.values = layer.keys[:, :, 3:], layer.values[:, :, 3:]
-            answers.append(model(input_ids=IDS[:, :1], past_key_values=cache).logits)
-    torch.testing.assert_close(answers[1], answers[0], rtol=1e-4, atol=1e-5)
-    assert calls[-1] == "_stepped by layers"
 
 
 @pytest.mark.long

@@ -13,18 +13,9 @@ import torch
 from torch import Tensor
 
 import twofour
-from tests.compiler.test_decoding import (  # noqa: F401  fixtures
-    IDS,
-    PADDED,
-    ROOM,
-    calls,
-    generated,
-    gpt2,
-    graphs,
-    models,
-)
+from tests.compiler.decoders import IDS, PADDED, calls, generated, gpt2, graphs, models  # noqa: F401  fixtures
 from twofour.generation import Generation, left_out
-from twofour.generation.caches import empty_cache
+from twofour.generation.caches import ROOM, empty_cache
 from twofour.generation.names import NAMES, argument_of, cache_in, name_of
 
 from .small import TOKENS

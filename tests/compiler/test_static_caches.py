@@ -7,15 +7,15 @@ import pytest
 import torch
 
 import twofour
-from tests.compiler.test_decoding import (  # noqa: F401  fixtures
+from tests.compiler.decoders import (  # noqa: F401  fixtures
     IDS,
     PADDED,
-    ROOM,
     calls,
     generated,
     graphs,
     models,
 )
+from twofour.generation.caches import ROOM
 
 from .small import TOKENS
 

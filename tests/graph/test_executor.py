@@ -7,7 +7,6 @@ import gc
 import itertools
 import pickle
 import threading
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -19,67 +18,26 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import twofour
+from tests.graph.straight import (
+    PRODUCT,
+    SCALE,
+    SHIFT,
+    WIDTH,
+    Straight,
+    agree,
+    heads,
+    poisoned_empty,  # noqa: F401  a fixture
+    product,
+    same,
+    simple,
+)
 from tests.turns import in_turn
 from twofour import native
-from twofour.graph import Calls, Executor
-from twofour.graph.executor.kept import KEPT, MOST_COUNTED, Recordings
+from twofour.graph import Executor
 from twofour.graph.executor.memory import ALIGNMENT, Lifetime, offsets
-from twofour.kernels.attention import attention
 from twofour.kernels.fused_block import Expression, fused_block
 from twofour.kernels.fused_block import program as block_program
 from twofour.kernels.norm import norm, norm_in_place
-from twofour.kernels.problem import Problem
-from twofour.kernels.table import available
-from twofour.packing import pack
-
-WIDTH = 16
-
-
-@pytest.fixture(autouse=True)
-def poisoned_empty() -> None:
-    """Leave torch.empty as it is: these tests poison the memory of a replay themselves."""
-
-
-class Straight:
-    """A stand-in for a Python program: a function, and what it refers to."""
-
-    def __init__(self, function: Callable[..., tuple[Any, ...]], **names: Any) -> None:
-        self.function, self.names, self.labels = function, names, ["one"] * 3
-
-    def __call__(self, *leaves: Any) -> tuple[Any, ...]:
-        return self.function(*leaves)
-
-
-def poisoned(executor: Executor) -> Executor:
-    """Fill the memory between runs with NaN."""
-    for arena in executor._arenas:
-        arena.buffer.fill_(255)
-    return executor
-
-
-def same(a: Any, b: Any) -> bool:
-    if not isinstance(a, Tensor):
-        return a == b
-    return a.shape == b.shape and a.stride() == b.stride() and torch.equal(a, b)
-
-
-def agree(executor: Executor, *leaves: Any) -> Calls:
-    """Run both programs on inputs; return what the native one calls."""
-    with torch.inference_mode():
-        calls = executor.prepare(leaves)
-        assert not calls.reason, calls.reason
-        others = [torch.randn_like(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        for given_leaves in (others, leaves):
-            got, want = poisoned(executor)(*given_leaves), executor.python(*given_leaves)
-            assert all(same(a, b) for a, b in zip(got, want, strict=True))
-            arenas = {arena.buffer.untyped_storage().data_ptr() for arena in executor._arenas}
-            assert not any(isinstance(y, Tensor) and y.untyped_storage().data_ptr() in arenas for y in got)
-    return calls
-
-
-SCALE, SHIFT = torch.randn(WIDTH), torch.randn(WIDTH)
-ROW = next(row for row in available("nm_matmul") if row.dtype == "float32" and row.pattern == "2:4")
-PRODUCT = ROW.prepare(pack(twofour.prune(torch.nn.Linear(WIDTH, WIDTH), "2:4").weight.detach(), "2:4", "float32"))
 
 
 def softened() -> Any:
@@ -98,15 +56,6 @@ def block(x: Tensor, y: Tensor) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype, device="cpu")
     fused_block(BLOCK, [x, y], [out])
     return out
-
-
-def product(x: Tensor) -> Tensor:
-    return ROW.run(x.reshape(-1, WIDTH), PRODUCT, SHIFT, Problem(WIDTH)).view(x.shape)
-
-
-def heads(x: Tensor) -> Tensor:
-    split = x.reshape(1, -1, 2, WIDTH // 2).transpose(1, 2)
-    return attention(split, split, split).transpose(1, 2).reshape(x.shape)
 
 
 STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -164,134 +113,12 @@ def test_a_native_program_allocates_only_its_outputs() -> None:
     assert calls.intermediate_bytes == 11 * x.nbytes and calls.arena_bytes == 2 * x.nbytes
 
 
-def simple(x: Tensor) -> tuple[Tensor, ...]:
-    return norm(x, SCALE, None, 1e-5), x, x[1:], None  # type: ignore[return-value]
-
-
 def test_inputs_and_their_views_are_outputs() -> None:
     executor, x = Executor(Straight(simple, a=SCALE)), torch.randn(4, WIDTH)  # type: ignore[arg-type]
     agree(executor, x)
     again = torch.randn(4, WIDTH)
     _, same_one, view, nothing = executor(again)
     assert same_one is again and view.data_ptr() == again[1:].data_ptr() and nothing is None
-
-
-def test_sizes_are_recorded_when_they_come_again() -> None:
-    executor, calls = Executor(Straight(lambda x: ran.append(1) or simple(x), a=SCALE)), []  # type: ignore[arg-type]
-    ran: list[int] = calls
-    for rows, times in ((3, 1), (5, 2), (3, 3), (5, 4), (3, 4), (5, 4)):
-        executor(torch.randn(rows, WIDTH))
-        assert len(ran) == times
-
-
-@pytest.mark.parametrize(
-    ("function", "reason"),
-    [
-        (lambda x: (x * x.sum().item(),), "`item` asks for values of a tensor"),
-        (lambda x: (x if x.sum() > 0 else -x,), "`__bool__` asks for values of a tensor"),
-        (lambda x: (x.add_(1),), "`add_` writes into an input or a constant"),
-        (lambda x: (x + SHIFT,), "a tensor comes from outside of the graph"),
-        (lambda x: (x[:0] + 1,), "a tensor is empty, not on the CPU, or negated when it is read"),
-    ],
-)
-def test_what_cannot_be_recorded_runs_in_python_and_says_why(function: Any, reason: str) -> None:
-    executor, x = Executor(Straight(function)), torch.randn(3, WIDTH)  # type: ignore[arg-type]
-    assert executor.prepare([x]).reason == reason
-    assert same(executor(x.clone())[0], function(x.clone())[0])
-
-
-@pytest.mark.parametrize("later", [lambda y: y, lambda y: y + 1, lambda y: norm(y, None, None, 1e-5)])
-def test_memory_written_by_what_nobody_saw_is_not_replayed(later: Any) -> None:
-    def run(x: Tensor) -> tuple[Tensor, ...]:
-        y = torch.empty(x.shape, dtype=x.dtype, device="cpu")
-        with torch._C.DisableTorchFunction():
-            y.copy_(x)
-        return (later(y),)
-
-    reason = Executor(Straight(run)).prepare([torch.randn(3, WIDTH)]).reason  # type: ignore[arg-type]
-    assert reason == "memory is read that was written by a call that was not seen"
-
-
-def test_a_size_that_depends_on_values_falls_back(caplog: pytest.LogCaptureFixture) -> None:
-    executor = Executor(Straight(lambda x: (torch.nonzero(x > 0),)))  # type: ignore[arg-type]
-    x = torch.ones(3, WIDTH)
-    assert not executor.prepare([x]).reason
-    x[0] = -1
-    with caplog.at_level("INFO", "twofour.graph"):
-        assert executor(x)[0].shape == (2 * WIDTH, 2)
-    assert "another size" in caplog.text
-
-
-def test_quantized_tensors_between_functions_of_torch_are_replayed() -> None:
-    def run(x: Tensor) -> tuple[Tensor, ...]:
-        whole = torch.quantize_per_tensor(norm(x, None, None, 1e-5), 0.05, 128, torch.quint8)
-        return (norm(whole.dequantize(), SCALE, SHIFT, 1e-5),)
-
-    executor, x = Executor(Straight(run, a=SCALE, b=SHIFT)), torch.randn(3, WIDTH)  # type: ignore[arg-type]
-    with warnings.catch_warnings():  # torch says once that they are deprecated
-        warnings.simplefilter("ignore")
-        calls = executor.prepare([x])
-    assert not calls.reason and calls.native == 2 and calls.torch == 2
-    agree(executor, torch.randn(3, WIDTH))
-
-
-@torch.inference_mode()
-def test_sizes_that_never_come_again_push_out_no_recording() -> None:
-    executor, x = Executor(Straight(simple, a=SCALE)), torch.randn(2, WIDTH)  # type: ignore[arg-type]
-    agree(executor, x)
-    for rows in range(3, 36 + KEPT):
-        executor(torch.randn(rows, WIDTH))
-    assert executor.met([x]) is not None and len(executor._recordings) == 1
-    for rows in range(3, 36 + KEPT):
-        executor.prepare([torch.randn(rows, WIDTH)])
-    assert executor.met([x]) is None and len(executor._recordings) == KEPT
-    assert all(len(arena._values) <= KEPT for arena in executor._arenas)
-
-
-@torch.inference_mode()
-def test_recordings_of_given_up_tensors_go() -> None:
-    executor = Executor(Straight(simple, a=SCALE))  # type: ignore[arg-type]
-    few, many = torch.randn(2, WIDTH), torch.randn(600, WIDTH)
-    for x in (few, many):
-        executor.prepare([x])
-    replays = executor._recordings.replays()
-    executor.forget({id(few)})
-    assert len(executor._recordings) == 2
-    replays[1].values.append(gone := torch.ones(3))
-    executor.forget({id(gone)})
-    assert executor.met([few]) is not None and executor.met([many]) is None
-    assert executor._arenas == []
-    agree(executor, many)
-
-
-def test_more_kinds_of_calls_than_are_kept_are_not_recorded_again_and_again() -> None:
-    recordings, recorded, rounds = Recordings(), 0, 40
-    for _ in range(rounds):
-        for key in range(KEPT + 36):  # in turns: what is dropped as the oldest would come next
-            if recordings.used(key) is None and recordings.is_due(key):
-                recorded += 1
-                recordings.put(key, Calls())
-    assert len(recordings) == KEPT and recorded < KEPT + 36 * (2 + 2 * rounds / MOST_COUNTED)
-    for _ in range(MOST_COUNTED + 2):  # a new kind that comes often gets a place, and keeps it
-        if recordings.used("new") is None and recordings.is_due("new"):
-            recordings.put("new", Calls())
-    assert recordings.get("new") is not None
-
-
-@torch.inference_mode()
-def test_two_threads_and_one_have_recordings_of_their_own() -> None:
-    def run(x: Tensor) -> tuple[Tensor, ...]:
-        return (product(norm(product(x), SCALE, SHIFT, 1e-5)), heads(x))
-
-    executor, x = Executor(Straight(run, a=SCALE, b=SHIFT, c=PRODUCT)), torch.randn(512, WIDTH)  # type: ignore[arg-type]
-    before = torch.get_num_threads()
-    try:
-        for count in (1, 2, 1):
-            torch.set_num_threads(count)
-            assert (executor.met([x]) is None) == (len(executor._recordings) < count)
-            agree(executor, x)
-    finally:
-        torch.set_num_threads(before)
 
 
 BYTES = (0, 4, [4], [1])
@@ -446,22 +273,6 @@ def test_each_call_gets_its_own_view_of_a_constant() -> None:
         view = executor(x)[1]
         assert view.shape == (4, 4)
         view.unsqueeze_(0)
-
-
-def test_weights_that_recordings_alone_keep_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    held: dict[str, Any] = {}
-
-    def run(x: Tensor) -> tuple[Tensor, ...]:
-        if held.get("size") != len(x):  # as oneDNN's weight for another size
-            held.update(size=len(x), weight=torch.ones(1000))
-        return (x + held["weight"],)
-
-    monkeypatch.setattr("twofour.graph.executor.MOST_WEIGHTS", 9000)
-    executor = Executor(Straight(run, a=held))  # type: ignore[arg-type]
-    for size in range(1, 9):
-        for _ in range(3):
-            assert torch.equal(executor(torch.ones(size, 1000))[0], torch.full((size, 1000), 2.0))
-    assert 1 <= len(executor._recordings.replays()) <= 4
 
 
 def test_a_program_that_its_own_callable_reaches_is_collected() -> None:

@@ -276,7 +276,7 @@ class Experiments(Target):
     def prepare(self, shelf: Path) -> None:
         sys.path.insert(0, str(EXPERIMENTS))
         import run  # noqa: F401  once, before the children are made
-        from tests.test_experiments import toy
+        from tests.experiments.toys import toy
 
         self.toy = toy
 

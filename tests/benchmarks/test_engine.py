@@ -13,8 +13,8 @@ from rich.console import Console
 from torch import nn
 
 import twofour
-from tests.test_benchmarks import here, suite
-from tests.test_benchmarks import record as record_of
+from tests.benchmarks.suite import here, suite
+from tests.benchmarks.suite import record as record_of
 from twofour import engines, measure
 from twofour.errors import DataError
 
