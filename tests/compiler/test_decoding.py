@@ -29,6 +29,7 @@ from tests.compiler.decoders import (
     models,  # noqa: F401  a fixture
 )
 from twofour.compiler import decoding
+from twofour.compiler.cache_calls import RefusedError
 from twofour.compiler.decoding import Decoding
 from twofour.generation.caches import ROOM
 
@@ -317,6 +318,20 @@ def test_an_example_as_long_as_the_positions_keeps_the_graphs(calls: list[str]) 
     model = gpt2()
     fast = twofour.compile(model, {"input_ids": ids}, tokens=TOKENS)
     assert torch.equal(generated(fast, IDS), generated(model, IDS)) and "_stepped" in calls
+
+
+def test_a_graph_that_answers_in_another_type_is_refused() -> None:
+    def program(*leaves: Tensor) -> list[Tensor]:
+        return [*leaves]
+
+    given = torch.randn(3)
+    vars(program)["python"] = program
+    guard, outputs = SimpleNamespace(leaves=lambda _: [given]), SimpleNamespace(value=lambda leaves: leaves)
+    runner: Any = SimpleNamespace(model=torch.nn.Linear(1, 1), guard=guard, outputs=outputs, program=program)
+    plan: Any = SimpleNamespace(dtype="float32")
+    assert decoding._agree(runner, plan, {}, lambda: [given], "a step") == 0
+    with pytest.raises(RefusedError, match="a step differs from the layers in the type or shape of an answer"):
+        decoding._agree(runner, plan, {}, lambda: [given.double()], "a step")
 
 
 def test_attention_that_adds_its_mask_is_refused() -> None:

@@ -3,13 +3,15 @@
 import copy
 import io
 import logging
+from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import twofour
 from tests.compiler.small import mlp, quick
+from tests.turns import in_turn
 from twofour.compiler import inductor
 from twofour.compiler.inductor import InductorModel
 from twofour.compiler.whole_model import WholeModel
@@ -95,13 +97,20 @@ def test_why_it_is_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
     assert "no C++ compiler found" in fast.plan.account.reason and "no C++ compiler found" in caplog.text
 
 
-def test_answers_that_differ_are_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+@in_turn(
+    ("change", "said"),
+    [(lambda y: y + 1, "by "), (lambda y: y.double(), "in the type or shape of an answer, or an infinity, ")],
+)
+def test_answers_that_differ_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, change: Callable[[Tensor], Tensor], said: str
+) -> None:
+    caplog.clear()
     times(monkeypatch, 3.0, 2.0, 1.0)
     torch._dynamo.reset()
-    wrong = lambda graph, _: lambda *inputs: tuple(y + 1 for y in graph.forward(*inputs))  # noqa: E731
+    wrong = lambda graph, _: lambda *inputs: tuple(change(y) for y in graph.forward(*inputs))  # noqa: E731
     monkeypatch.setattr(torch._dynamo, "lookup_backend", lambda _: wrong)
     fast = quick(pruned(), torch.randn(4, 64), graph="inductor")
-    assert isinstance(fast.forward, WholeModel) and "Inductor differs from the layers by" in caplog.text
+    assert isinstance(fast.forward, WholeModel) and f"Inductor differs from the layers {said}" in caplog.text
 
 
 def test_impossible_values() -> None:

@@ -95,6 +95,11 @@ def difference(found: Sequence[Any], want: Sequence[Any]) -> float:
     return distance(found, want) if all(got.dtype == wanted.dtype for got, wanted in pairs) else math.inf
 
 
+def amount(error: float) -> str:
+    """Return how far an engine's answers are from the layers', in words where no number says it."""
+    return f"by {error:.1e}" if math.isfinite(error) else "in the type or shape of an answer, or an infinity,"
+
+
 def has_halves(values: Iterable[Any]) -> bool:
     """Tell whether a tensor among `values` is of 16 bits, so that roundings left out show."""
     return any(isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16) for value in values)

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from twofour.calls import Example
 from twofour.capture import TRACING, Guard, arguments, capture, without_torchs_log
-from twofour.compiler.agreement import agreement
+from twofour.compiler.agreement import agreement, amount, difference
 from twofour.compiler.behind import Behind, refused
 from twofour.compiler.cache_calls import Call, Prompt, RefusedError, Step, stacked
 from twofour.compiler.cross_behind import CrossBehind, refused_crossed
@@ -42,7 +42,6 @@ from twofour.graph import JOIN_QKV, Executor, Program
 from twofour.graph.base import FailedRuleError, aten
 from twofour.graph.executor.recorder import tensors_in
 from twofour.measure.chooser import race
-from twofour.measure.distance import distance
 
 logger = logging.getLogger("twofour.compiler")
 
@@ -348,9 +347,9 @@ def _agree(runner: WholeModel, plan: Plan, given: Call, layers: Callable[[], lis
     def graph(run: Callable[..., Any] = runner.program) -> list[Any]:
         return tree_leaves(runner.outputs.value(run(*leaves)))
 
-    error = distance(graph(), layers())
+    error = difference(graph(), layers())
     if not runner.agreement.judged(error, partial(graph, runner.program.python), layers) <= runner.agreement.allowed:
-        raise RefusedError(f"the graph of {what} differs from the layers by {error:.1e}")
+        raise RefusedError(f"the graph of {what} differs from the layers {amount(error)} on its example")
     return error
 
 

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from twofour.calls import Example
 from twofour.capture import Graph, Guard, arguments, capture, without_torchs_log
-from twofour.compiler.agreement import agreement, difference, on_exact_activations
+from twofour.compiler.agreement import agreement, amount, difference, on_exact_activations
 from twofour.compiler.attention_bytes import hand_bytes_to_attention
 from twofour.compiler.attention_int8 import IN_INT8, choose_attention
 from twofour.compiler.features import saying_nothing
@@ -259,8 +259,7 @@ def _unlike(runner: WholeModel, leaves: Sequence[Any], error: float) -> str:
     if distance(one, other) <= runner.agreement.floats:
         if not math.isfinite(error):
             error = runner.agreement.unrounded(*_both(runner, leaves))
-        amount = f"by {error:.1e}" if math.isfinite(error) else "in the type or shape of an answer, or an infinity,"
-        return f"the rewritten graph differs from the layers {amount} on the example, please report it"
+        return f"the rewritten graph differs from the layers {amount(error)} on the example, please report it"
     return "the model answers one example differently from call to call, so that no graph can be compared with it"
 
 

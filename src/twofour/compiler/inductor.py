@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from twofour import calls
 from twofour.calls import Example
 from twofour.capture import TRACING, Graph, arguments
-from twofour.compiler.agreement import agreement
+from twofour.compiler.agreement import agreement, amount, difference
 from twofour.compiler.graph import TIE, capture_model, impossible
 from twofour.compiler.graph_report import GraphReport
 from twofour.compiler.layer import PreparedWeights
@@ -25,7 +25,6 @@ from twofour.compiler.whole_model import all_hooks, by_layers, layers_alone, own
 from twofour.errors import cut
 from twofour.kernels.operator import inference_only
 from twofour.measure.chooser import milliseconds
-from twofour.measure.distance import distance
 
 logger = logging.getLogger("twofour.compiler")
 
@@ -74,7 +73,7 @@ def _inductor(fast: nn.Module, plan: Plan, found: Plan, given: Mapping[str, Any]
         return replace(found, account=replace(account, reason=f"{account.reason}; {reason}"))
     allowed = agreement(fast, plan.dtype, tree_leaves(given), lambda: tree_leaves(by_layers(fast, calls.fresh(given))))
     if not error <= allowed.allowed:
-        reason = f"Inductor differs from the layers by {error:.1e} on the example"
+        reason = f"Inductor differs from the layers {amount(error)} on the example"
         logger.warning("Inductor is not used: %s", reason)
         return replace(found, account=replace(account, reason=f"{account.reason}; {reason}"))
     others = min(ms for name, ms in times.items() if name != "inductor")
@@ -102,7 +101,7 @@ def _tried(engine: InductorModel, given: Mapping[str, Any], known: dict[str, flo
         found = tree_leaves(by_layers(model, calls.fresh(given), engine))
         want = tree_leaves(by_layers(model, calls.fresh(given)))
         engine.ready = True
-        return distance(found, want), known | milliseconds(engines)
+        return difference(found, want), known | milliseconds(engines)
 
 
 class InductorModel:
