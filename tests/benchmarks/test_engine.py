@@ -294,6 +294,7 @@ def test_lengths_are_served_by_one_compiled_model(monkeypatch, capsys: pytest.Ca
     with pytest.raises(DataError, match="there is no such size"):
         lengths.cells(["0x0"], ["float32"], [1])
 
+
 @pytest.mark.long
 def test_provider_times_onnx_runtime_with_and_without_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     transformers = pytest.importorskip("transformers", reason="needs the extra [text]")
