@@ -16,6 +16,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "kernels/dense_matmul/ahead.h"
 #include "kernels/dense_matmul/dense_matmul.h"
 #include "kernels/dense_matmul/turned.h"
 #include "kernels/byte_windows.h"
@@ -156,7 +157,7 @@ inline void dword_one(const WindowCall& a, const DwordPanels<D>& w, int64_t begi
 // T tokens from `first` on by a panel.
 template <class D, int T>
 TWOFOUR_NOINLINE void dword_tokens(const WindowCall& a, const DwordPanels<D>& w, int64_t panel, const float* block, int64_t first,
-                                   const typename D::Token* kept) {
+                                   const typename D::Token* kept, Ahead ahead) {
   using V = typename D::V;
   constexpr int vectors = DwordPanels<D>::vectors, wide = DwordPanels<D>::wide;
   const int64_t end = least(a.out_features, (panel + 1) * kDensePanel);
@@ -169,6 +170,7 @@ TWOFOUR_NOINLINE void dword_tokens(const WindowCall& a, const DwordPanels<D>& w,
       for (int t = 0; t < T; t++) sums[v][t] = typename D::Sum{};
     }
     for (int64_t k = w.dwords; k > 0; k--, weight += kDensePanel, x += T) {
+      ahead.fetch();
       typename V::reg part[vectors];
       TWOFOUR_UNROLL
       for (int v = 0; v < vectors; v++) part[v] = V::load_shared(weight + v * V::width);
@@ -191,9 +193,9 @@ TWOFOUR_NOINLINE void dword_tokens(const WindowCall& a, const DwordPanels<D>& w,
 
 template <class D, int T = DwordPanels<D>::most>
 void dword_tokens_of(int64_t tokens, const WindowCall& a, const DwordPanels<D>& w, int64_t panel, const float* block,
-                     int64_t first, const typename D::Token* kept) {
-  if (tokens == T) return dword_tokens<D, T>(a, w, panel, block, first, kept);
-  if constexpr (T > 1) dword_tokens_of<D, T - 1>(tokens, a, w, panel, block, first, kept);
+                     int64_t first, const typename D::Token* kept, const Ahead& ahead) {
+  if (tokens == T) return dword_tokens<D, T>(a, w, panel, block, first, kept, ahead);
+  if constexpr (T > 1) dword_tokens_of<D, T - 1>(tokens, a, w, panel, block, first, kept, ahead);
 }
 
 template <class D>
@@ -232,7 +234,11 @@ void dword_panels(const Matmul& given, const Windows* windows = nullptr) {
       for (int64_t done = begin; done < end; done++) {
         const int64_t u = a.upwards ? begin + end - done - 1 : done;
         const int64_t b = u % count, first = w.first(a, b0 + b), next = w.first(a, b0 + b + 1);
-        dword_tokens_of<D>(next - first, a, w, u / count, block(b), first, kept + first);
+        // A pass over a panel is one over all of its rows for each of its `wide` outputs.
+        const int64_t panel = u / count, after = a.upwards ? panel - 1 : panel + 1, passes = kDensePanel / DwordPanels<D>::wide;
+        const bool follows = begin / count <= after && after * count < end;
+        const Ahead ahead = Ahead::of(w.panel(panel), follows ? w.panel(after) : nullptr, b, count, w.dwords).spread(passes);
+        dword_tokens_of<D>(next - first, a, w, panel, block(b), first, kept + first, ahead);
       }
     }
   });

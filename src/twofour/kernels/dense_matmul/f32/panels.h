@@ -7,12 +7,14 @@
 //
 // A unit is one panel by one block: for each input two vectors of weights and T broadcast activations, 2 T multiply-adds.
 // Up to 1,024 inputs are summed at a time, so that a panel and the blocks of a chunk stay in L2; the sums of one pass are
-// formed on their own and then added. Included once per instruction set; everything has internal linkage.
+// formed on their own and then added. Narrow vectors take a part of a panel at a time, with all blocks of a chunk. Included once
+// per instruction set; everything has internal linkage.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/dense_matmul/ahead.h"
 #include "kernels/dense_matmul/dense_matmul.h"
 #include "kernels/dense_matmul/turned.h"
 #include "kernels/epilogue_math.h"
@@ -35,13 +37,14 @@ template <class V>
 struct DensePlan {
   static constexpr int vectors = 2, wide = vectors * V::width;
   static constexpr int most = V::width == 16 ? 14 : V::width == 8 ? 6 : 4;  // tokens of a block: registers for their sums
-  int64_t passes, inputs, blocks, chunk, panels;
+  int64_t passes, inputs, blocks, chunk, panels, parts;  // parts of a panel, one after the other with all blocks of a chunk
 
   explicit DensePlan(const Matmul& a)
       : passes(ceil_div(a.in_features, kDenseInputs)),
         inputs(ceil_div(a.in_features, passes)),
         blocks(ceil_div(a.tokens > 0 ? a.tokens : 1, most)),
-        panels(ceil_div(a.out_features, kDensePanel)) {
+        panels(ceil_div(a.out_features, kDensePanel)),
+        parts(a.tokens == 1 ? 1 : kDensePanel / wide) {
     // Beside a weight that stays in L2 the chunk's answers should too; a larger one is better read seldom.
     const bool small = a.in_features * a.out_features * 4 <= kDenseSmallWeight;
     const int64_t each = (inputs + (small ? a.out_features : 0)) * most * 4;
@@ -70,6 +73,7 @@ struct DenseUnit {
   const float* weight;  // the panel's row of the pass's first input
   int64_t inputs, token, row, rows;
   bool begins, ends;  // the first pass, which adds the bias, and the last one, after which the epilogue follows
+  Ahead ahead;
 };
 
 // T tokens by `rows` of the DensePlan::wide outputs that start at row `at` of the panel.
@@ -94,7 +98,9 @@ TWOFOUR_NOINLINE void add_block(const Matmul& a, const DenseUnit& unit, int64_t 
       if (other != nullptr) __builtin_prefetch(other + t * a.epilogue.other_stride + line);
     }
   }
+  Ahead ahead = unit.ahead;
   for (int64_t k = unit.inputs; k > 0; k--, weight += kDensePanel, x += T) {
+    ahead.fetch();
     typename V::reg w[vectors];
     TWOFOUR_UNROLL
     for (int v = 0; v < vectors; v++) w[v] = V::load_shared(weight + v * V::width);
@@ -170,45 +176,65 @@ int64_t dense_panels_workspace(const Matmul& a) {
   return DensePlan<V>(a).bytes();
 }
 
-// The members pack the blocks of a chunk together, then share its units, the blocks of a panel one after the other.
+// One pass over the inputs for a chunk of blocks, which its units are cut from: the blocks of a panel's part one after the other.
+template <class V>
+struct DensePass {
+  using Plan = DensePlan<V>;
+  const Matmul& a;
+  const Plan& plan;
+  float* packed;
+  int64_t first, count, k, inputs;  // blocks, inputs
+
+  int64_t token(int64_t block) const { return Plan::first(a, plan.blocks, first + block); }
+  int64_t each() const { return plan.parts * count; }  // units of a panel
+  const float* panel(int64_t index) const {
+    return static_cast<const float*>(a.weight) + (index * a.in_features + k) * kDensePanel;
+  }
+
+  void pack(int64_t begin, int64_t end) const {
+    for (int64_t b = begin; b < end; b++) {
+      if (k == 0 && a.rows_wanted) a.rows_wanted(a.wanted_state, token(b), token(b + 1));  // later passes share blocks alike
+      pack_tokens<V>(a, token(b), token(b + 1) - token(b), k, inputs, packed + b * plan.floats());
+    }
+  }
+  void multiply(int64_t begin, int64_t end) const {
+    for (int64_t done = begin, taken = 1; done < end; done += taken) {
+      taken = a.tokens == 1 && end - done >= kTokenPanels<V> ? kTokenPanels<V> : 1;
+      const int64_t u = a.upwards ? begin + end - done - taken : done;
+      const int64_t at = u / each(), part = u % each() / count, b = u % count, row = at * kDensePanel + part * Plan::wide;
+      const int64_t rows = least(taken * kDensePanel / plan.parts, a.out_features - row), next = a.upwards ? at - 1 : at + 1;
+      DenseUnit unit{packed + b * plan.floats(), panel(at) + part * Plan::wide, inputs, token(b), row, rows, k == 0,
+                     k + inputs == a.in_features, {}};
+      const bool follows = begin / each() <= next && next * each() < end;
+      unit.ahead = Ahead::of(unit.weight, follows ? panel(next) : nullptr, u % each(), each(), inputs);
+      if (taken > 1) add_token<V>(a, unit);
+      else add_block_of<V>(token(b + 1) - token(b), a, unit);
+    }
+  }
+};
+
+// The members pack the blocks of a chunk together, then share its units.
 template <class V>
 void dense_panels(const Matmul& a) {
   if (a.tokens <= 0) return;
-  using Plan = DensePlan<V>;
-  const Plan plan(a);
-  float* packed = static_cast<float*>(a.workspace);
-  const float* weight = static_cast<const float*>(a.weight);
+  const DensePlan<V> plan(a);
   with_team(a.threads, [&](const Team& team) {
     bool reading = false;
     for (int64_t b0 = 0; b0 < plan.blocks; b0 += plan.chunk) {
       const int64_t count = least(plan.chunk, plan.blocks - b0);
+      int64_t begin, end;
       for (int64_t k = 0; k < a.in_features; k += plan.inputs) {
-        const int64_t inputs = least(plan.inputs, a.in_features - k);
+        const DensePass<V> pass{a, plan, static_cast<float*>(a.workspace), b0, count, k, least(plan.inputs, a.in_features - k)};
         if (reading) team.barrier();
-        int64_t begin, end;
         team.share(count, 1, &begin, &end);
-        for (int64_t b = begin; b < end; b++) {
-          const int64_t token = Plan::first(a, plan.blocks, b0 + b), next = Plan::first(a, plan.blocks, b0 + b + 1);
-          if (k == 0 && a.rows_wanted) a.rows_wanted(a.wanted_state, token, next);  // later passes share blocks alike
-          pack_tokens<V>(a, token, next - token, k, inputs, packed + b * plan.floats());
-        }
+        pass.pack(begin, end);
         team.barrier();
         reading = true;
-        team.share(plan.panels * count, 1, &begin, &end);
-        for (int64_t done = begin, taken = 1; done < end; done += taken) {
-          taken = a.tokens == 1 && end - done >= kTokenPanels<V> ? kTokenPanels<V> : 1;
-          const int64_t u = a.upwards ? begin + end - done - taken : done;
-          const int64_t panel = u / count, b = u % count, row = panel * kDensePanel;
-          const int64_t token = Plan::first(a, plan.blocks, b0 + b), next = Plan::first(a, plan.blocks, b0 + b + 1);
-          const DenseUnit unit{packed + b * plan.floats(), weight + (panel * a.in_features + k) * kDensePanel, inputs, token,
-                               row, least(taken * kDensePanel, a.out_features - row), k == 0, k + inputs == a.in_features};
-          if (taken > 1) add_token<V>(a, unit);
-          else add_block_of<V>(next - token, a, unit);
-        }
+        team.share(plan.panels * pass.each(), 1, &begin, &end);
+        pass.multiply(begin, end);
       }
       if (a.rows_done) {
-        const int64_t token = Plan::first(a, plan.blocks, b0), next = Plan::first(a, plan.blocks, b0 + count);
-        int64_t begin, end;
+        const int64_t token = DensePlan<V>::first(a, plan.blocks, b0), next = DensePlan<V>::first(a, plan.blocks, b0 + count);
         team.barrier();
         team.share(next - token, 1, &begin, &end);
         if (begin < end) a.rows_done(a.rows_state, token + begin, token + end);
