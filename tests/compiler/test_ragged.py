@@ -171,6 +171,19 @@ def test_positions_made_of_the_ids_and_a_head() -> None:
 
 
 @pytest.mark.long
+def test_rotary_positions_and_gates_of_real_tokens() -> None:
+    """ModernBERT whose layers all see whole sequences: each token is turned by its own place."""
+    torch.manual_seed(0)
+    tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "cls_token_id"), 0) | {"eos_token_id": 1, "sep_token_id": 1}
+    config = transformers.ModernBertConfig(**SIZES, **tokens, vocab_size=100, global_attn_every_n_layers=1)
+    fast = compiled(model := transformers.ModernBertModel(config).eval())
+    rewrites = fast.plan.account.rewrites
+    assert rewrites["heads turned by positions"] == rewrites["gates of one product"] == 2
+    for given in (padded(), padded((9, 3)), padded((1, 40, 2))):
+        assert packs(fast, given)
+        same(model, fast, given)
+
+
 def test_a_decoder_that_reads_whole_batches() -> None:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(**SIZES, num_key_value_heads=2, vocab_size=100, use_cache=False)

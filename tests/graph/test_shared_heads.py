@@ -1,4 +1,4 @@
-"""Heads that are repeated for attention are read as they are; queries and keys side by side are turned together."""
+"""Heads that are repeated for attention are read as they are; queries and keys are turned in one call, or one each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from twofour.graph import Program, arrange, fuse, simplify
 from twofour.graph.base import aten, product_of
 
 HEADS, KEY_HEADS, WIDTH = 6, 2, 8
-SHARED, JOINED = "heads repeated for attention", "rotations of one product joined"
+SHARED, TURNED = "heads repeated for attention", "heads turned by positions"
 
 REPEATS: dict[str, Callable[[Tensor], Tensor]] = {
     "expanded": lambda t: t[:, :, None].expand(-1, -1, 3, -1, -1).reshape(t.shape[0], HEADS, t.shape[2], WIDTH),
@@ -63,7 +63,12 @@ class Shared(nn.Module):
 
 def rewritten(model: nn.Module) -> tuple[Program, dict[str, int]]:
     """Return the graph with its products as torch's linear layers again, and the counts."""
-    graph = capture(model.eval(), {"x": torch.randn(2, 5, 16)})
+    return rewritten_of(model, torch.randn(2, 5, 16))
+
+
+def rewritten_of(model: nn.Module, x: Tensor) -> tuple[Program, dict[str, int]]:
+    """The same of a model whose linear layer is called `qkv`, from an example."""
+    graph = capture(model.eval(), {"x": x})
     module = graph.module
     counts = simplify(module) | fuse(module)
     for node in [node for node in module.graph.nodes if product_of(node)]:
@@ -73,7 +78,8 @@ def rewritten(model: nn.Module) -> tuple[Program, dict[str, int]]:
         new.meta = {"val": node.meta["val"]}
         node.replace_all_uses_with(new)
         module.graph.erase_node(node)
-    return Program(module), counts | arrange(module)
+    counts |= arrange(module)
+    return Program(module), counts
 
 
 def require_answers(model: nn.Module, program: Program) -> None:
@@ -91,7 +97,7 @@ def require_answers(model: nn.Module, program: Program) -> None:
 def test_repeated_heads_are_read_as_they_are(name: str) -> None:
     model = Shared(REPEATS[name])
     program, counts = rewritten(model)
-    assert counts[SHARED] == counts[JOINED] == 1
+    assert counts[SHARED] == counts[TURNED] == 1
     assert not {"expand", "repeat_interleave"} & set(program.text.replace("(", " ").replace(".", " ").split())
     require_answers(model, program)
 
@@ -129,22 +135,24 @@ def partly(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         (half_turned, None, 1),
         (rotated, half_turned, 1),
         (turned_back, None, 0),
-        (rotated, by_sines, 0),
+        (rotated, by_sines, 2),
         (partly, None, 0),
-        (rotated, lambda x, *_: x, 0),
+        (rotated, lambda x, *_: x, 1),
     ],
 )
-def test_equal_rotations_are_one(turn: Callable[..., Tensor], other: Callable[..., Tensor] | None, count: int) -> None:
+def test_rotations_are_calls_equal_ones_one(
+    turn: Callable[..., Tensor], other: Callable[..., Tensor] | None, count: int
+) -> None:
     model = Shared(REPEATS["expanded"], turn, other)
     program, counts = rewritten(model)
-    assert counts[JOINED] == count
+    assert counts[TURNED] == count
     require_answers(model, program)
 
 
 def test_keys_that_others_read_are_turned_by_themselves() -> None:
     model = Shared(REPEATS["expanded"], seen=True)
     program, counts = rewritten(model)
-    assert (counts[JOINED], counts[SHARED]) == (0, 1)
+    assert (counts[TURNED], counts[SHARED]) == (2, 1)
     require_answers(model, program)
 
 
@@ -201,7 +209,7 @@ def test_factors_of_each_head_are_not_joined() -> None:
             return (functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2),)
 
     program, counts = rewritten(each := Each())
-    assert counts[JOINED] == 0
+    assert counts[TURNED] == 0
     require_answers(each, program)
 
 

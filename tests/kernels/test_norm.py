@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm: every row of the table against float64."""
+"""What stands between products of a graph, row by row: norms, rotary positions and gates, against float64."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -7,8 +7,12 @@ import torch
 
 from tests.turns import in_turn
 from twofour.errors import KernelError
+from twofour.kernels.activation import gated_activation
+from twofour.kernels.epilogue import ACTIVATIONS
 from twofour.kernels.norm import norm, norm_in_place, norm_to_bytes, reference
 from twofour.kernels.quantization import Quantization, quantize_input
+from twofour.kernels.rotation import reference as rotation_reference
+from twofour.kernels.rotation import rotation
 
 SETTINGS = hypothesis.settings(
     max_examples=25, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
@@ -116,3 +120,59 @@ def test_operands_that_do_not_fit() -> None:
         norm(torch.randn(3, 8), torch.ones(7), None, 1e-5)
     with pytest.raises(KernelError, match="a normalisation cannot answer in this dtype"):
         norm(torch.randn(3, 8), None, None, 1e-5, dtype=torch.float16)
+
+
+@SETTINGS
+@hypothesis.given(
+    batch=st.integers(0, 3),
+    length=st.integers(0, 5),
+    heads=st.integers(1, 4),
+    half=st.integers(1, 40),
+    around=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    axes=st.integers(0, 3),
+    low=st.booleans(),
+)
+def test_heads_against_float64(
+    isa: str, batch: int, length: int, heads: int, half: int, around: tuple[int, int], axes: int, low: bool
+) -> None:
+    torch.manual_seed(batch * 1000 + length * 100 + half)
+    size, (before, after) = 2 * half * heads, around
+    x = torch.randn(batch, length, before + size + after)
+    leading = [(), (1,), (1, 1), (batch, 1)][axes]
+    cos, sin = torch.randn(2, *leading, length, 2 * half)
+    x = x.bfloat16() if low else x
+    y = rotation(x, cos, sin, before, size)
+    want = rotation_reference(x[..., before : before + size].double(), cos.double(), sin.double())
+    assert y.dtype is x.dtype and y.shape == want.shape and y.is_contiguous()
+    assert ((y.double() - want).abs() <= (2**-8 if low else 0) * want.abs() + 4e-6).all()
+
+
+def test_operands_of_a_rotation_that_do_not_fit() -> None:
+    x, factor = torch.randn(2, 3, 16), torch.randn(3, 8)
+    for given in (
+        (x.double(), factor, factor),
+        (x[0], factor, factor),
+        (x, factor, factor.bfloat16()),
+        (x, factor[:2], factor[:2]),
+        (x, factor[:, :7], factor[:, :7]),
+        (x, factor, factor[:, :4]),
+        (x, factor.expand(3, 3, 8), factor.expand(3, 3, 8)),
+        (x[..., :12], factor, factor),
+    ):
+        with pytest.raises(KernelError):
+            rotation(*given)
+
+
+@in_turn("name", [name for name in ACTIVATIONS if name != "none"])
+@pytest.mark.parametrize("behind", [False, True])
+def test_gates_against_float64(isa: str, name: str, behind: bool) -> None:
+    for shape in ((2,), (0, 6), (3, 5, 34), (40, 600)):
+        for dtype, bound in ((torch.float32, 2e-6), (torch.bfloat16, 2**-8)):
+            x = (2 * torch.randn(shape)).to(dtype)
+            halves = x.double().chunk(2, -1)
+            want = ACTIVATIONS[name](halves[behind]) * halves[not behind]
+            y = gated_activation(x, name, behind)
+            assert y.dtype is dtype and y.shape == want.shape
+            assert ((y.double() - want).abs() <= bound * want.abs() + 3e-6 * (1 + halves[not behind].abs())).all()
+    with pytest.raises(KernelError, match="2 \\* width"):
+        gated_activation(torch.randn(2, 3), name)

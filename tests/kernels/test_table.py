@@ -43,6 +43,7 @@ from twofour.kernels.nm_unbiased import nm_unbiased_reference
 from twofour.kernels.norm import reference as norm_reference
 from twofour.kernels.problem import Problem
 from twofour.kernels.recurrent import CELLS, recurrent_reference
+from twofour.kernels.rotation import reference as rotation_reference
 from twofour.kernels.squeeze_excite import reference as squeeze_excite_reference
 from twofour.kernels.table import convolutions, find, listing, rows
 from twofour.native import NativeRow
@@ -56,6 +57,7 @@ from twofour.structure.permutation.stripes import _columns
 
 EPSILON = torch.finfo(torch.float32).eps
 THREADS = (1, 2)
+HALVES = (torch.float32, torch.bfloat16)
 SHAPES = [(1, 4), (5, 12), (193, 8), (16, 64), (17, 68), (33, 260), (96, 32), (72, 112), (385, 132), (400, 4)]
 TOKENS = (0, 1, 2, 7, 8, 9, 16, 17, 33, 65, 130)
 SHARE = 3
@@ -426,6 +428,33 @@ def activation(row: NativeRow, count: int) -> None:
                 out = Guarded((size,), dtype)
                 EXT.activation(row.index, code, amid_nan(x), given, out.view, count)
                 assert ((out.checked().double() - want).abs() <= bound * want.abs() + 3e-6).all()
+    gates(row, count)
+
+
+def gates(row: NativeRow, count: int) -> None:
+    """Gates, by the rows of activations."""
+    for (height, width), dtype in itertools.product(
+        ((1, 1), (5, 7), (3, 64), (40, 300)), (torch.float32, torch.bfloat16)
+    ):
+        x, bound = (2 * random(height, 2 * width)).to(dtype), 2**-8 if dtype is torch.bfloat16 else 2e-6
+        for (code, name), behind in itertools.product(list(enumerate(ACTIVATIONS))[1:], (False, True)):
+            out, halves = Guarded((height, width), dtype), x.double().chunk(2, -1)
+            EXT.gated_activation(row.index, code, amid_nan(x), out.view, behind, count)
+            y, z = ACTIVATIONS[name](halves[behind]), halves[not behind]
+            assert ((out.checked().double() - y * z).abs() <= bound * (y * z).abs() + 3e-6 * z.abs() + 1e-30).all()
+
+
+def rotation(row: NativeRow, count: int) -> None:
+    sizes = ((1, 1, 1, 2), (2, 3, 2, 10), (3, 5, 1, 64), (1, 40, 7, 96))
+    for (batch, length, heads, width), x_type, of in itertools.product(sizes, HALVES, HALVES):
+        x = random(batch, length, heads * width).to(x_type)
+        cos, sin = (random(of_each, length, width, seed=seed).to(of) for seed, of_each in enumerate((batch, 1), 1))
+        out = Guarded(tuple(x.shape), x_type)
+        wide = sin.expand(batch, length, width)
+        EXT.rotation(row.index, amid_nan(x), amid_nan(cos), wide, out.view, width, count)
+        want = rotation_reference(x.double(), cos[:, None].double(), sin[:, None].double())
+        bound = 2**-8 if x_type is torch.bfloat16 else 0
+        assert ((out.checked().double() - want).abs() <= bound * want.abs() + 4e-6).all()
 
 
 def column_sums(row: NativeRow, count: int) -> None:
@@ -707,7 +736,7 @@ DRIVERS: dict[str, Callable] = {
     **{drive.__name__: drive for drive in (nm_mask, nm_tiles, nm_nonzero, nm_ties, nm_stripes, nm_compress)},
     **{drive.__name__: drive for drive in (nm_unbiased, nm_gradient, nm_conv_gradient, nm_sddmm)},
     **{drive.__name__: drive for drive in (norm, fused_block, squeeze_excite, attention)},
-    **{drive.__name__: drive for drive in (attention_gradient, activation, column_sums)},
+    **{drive.__name__: drive for drive in (attention_gradient, activation, column_sums, rotation)},
     "recurrent": recurrent,
     **{
         "nm_matmul": product,

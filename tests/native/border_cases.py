@@ -354,6 +354,10 @@ def models(scale: int) -> Iterator[Call]:
     for row in native.rows("activation"):
         x = torch.randn(4 * scale, 9)
         yield row.isa, EXT.activation, [row.index, 2, x, x.clone(), x.clone(), 1]
+        yield row.isa, EXT.gated_activation, [row.index, 2, x[:, :8], torch.empty(4 * scale, 4), True, 1]
+    for row in native.rows("rotation"):
+        x, factors = torch.randn(2 * scale, 3, 24), torch.randn(2, 1, 3, 8).expand(2, 2 * scale, 3, 8)
+        yield row.isa, EXT.rotation, [row.index, x, factors[0], factors[1], x.clone(), 8, 1]
     mask = torch.arange(6) < torch.randint(1, 7, (4 * scale, 1))
     for given in (mask, mask.long(), mask.float()):
         real, places = int(mask.sum()), torch.empty(mask.shape, dtype=torch.int64)

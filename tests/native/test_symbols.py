@@ -21,6 +21,7 @@ KERNELS = (
     "twofour::activation_",
     "twofour::column_sums_",
     "twofour::norm_",
+    "twofour::rotation_",
     "twofour::fused_block_",
     "twofour::window_conv_",
 )

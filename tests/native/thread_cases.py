@@ -58,6 +58,8 @@ WRITTEN = {
         "attention_gradient": (5, 6, 7),
         "attention_dropped": (4,),
         "activation": (4,),
+        "gated_activation": (3,),
+        "rotation": (4,),
         "column_sums": (2,),
         "pixel_means": (2,),
         "fill_pruned": (0,),

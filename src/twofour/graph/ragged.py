@@ -20,14 +20,16 @@ from torch import Tensor, fx
 
 from twofour.graph.base import argument, aten, same_axes, value
 from twofour.graph.blocks.block import FusedBlock
+from twofour.kernels.activation import gated_activation
 from twofour.kernels.attention import attention, attention_of_columns, attention_of_sequences, attention_of_windows
 from twofour.kernels.norm import norm, norm_in_place, norm_to_bytes
 from twofour.kernels.ragged import Layout, pad_tokens, take_tokens
+from twofour.kernels.rotation import rotation
 
 BY_TOKEN = "by_token"
 """Attribute of modules of a graph: True where each row of the answers comes of the same row of the operands."""
 
-_FUNCTIONS: tuple[Any, ...] = (norm, norm_in_place, norm_to_bytes, operator.getitem, aten.to.dtype)
+_FUNCTIONS: tuple[Any, ...] = (norm, norm_in_place, norm_to_bytes, gated_activation, operator.getitem, aten.to.dtype)
 """Functions of which that holds, beside torch's element-wise operators."""
 
 _SIZES: tuple[Any, ...] = (
@@ -114,6 +116,18 @@ def filled(found: Ragged, number: float) -> fx.GraphModule:
     return fx.GraphModule(found.module, graph)
 
 
+def factors_of_tokens(factor: Tensor, rows: Tensor, places: Tensor) -> Tensor:
+    """Return the rows of a rotation's factor that packed tokens are turned by, (1, room, width).
+
+    Args:
+        factor: As in `rotation`: a row for each position of a padded batch.
+        rows: As in `Layout`.
+        places: As in `Layout`, of which the size alone counts.
+    """
+    by_row = factor.flatten(0, -3) if factor.ndim > 2 else factor
+    return take_tokens(by_row.expand(*places.shape, factor.shape[-1]), rows)
+
+
 def _without_dead_code(module: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
     """Return a graph of what stands in another one's module, without what nobody reads."""
     found = fx.GraphModule(module, graph)
@@ -192,6 +206,8 @@ class _Body:
             return False
         if node.target is attention_of_columns:
             return all(self._is_token(operand) for operand in node.args[:3])
+        if node.target is rotation:
+            return node.args[0] in self.nodes
         module = self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
         acts = getattr(module, BY_TOKEN, False) or isinstance(module, FusedBlock) or _by_token(node)
         begins = bool(getattr(module, BY_TOKEN, False)) or any(one in self.nodes for one in node.all_input_nodes)
@@ -242,6 +258,12 @@ class _Packer:
     def _copy(self, node: fx.Node) -> fx.Node:
         if node not in self.body.nodes:
             return self.graph.node_copy(node, self._padded)
+        if node.target is rotation:
+            x, cos, sin, *rest = node.args
+            factors = (self._of_tokens(factor) for factor in (cos, sin))  # pyright: ignore
+            new = self.graph.call_function(rotation, (self.copies[x], *factors, *rest))  # pyright: ignore
+            new.meta = dict(node.meta)
+            return new
         if node.target is not attention_of_columns:
             return self.graph.node_copy(node, self._packed)
         q, k, v, begins, sizes, width, _, *rest = node.args
@@ -257,6 +279,14 @@ class _Packer:
         """Return what a call of the body reads: packed rows of what has a row for each token."""
         taken = node not in self.body.nodes and self.body._is_token(node)
         return self._moved(node, take_tokens, self.layout["rows"]) if taken else self.copies[node]
+
+    def _of_tokens(self, factor: fx.Node) -> fx.Node:
+        """Return the factors of positions for each packed row."""
+        key = factor, True
+        if key not in self.across:
+            given = self.copies[factor], self.layout["rows"], self.layout["places"]
+            self.across[key] = self.graph.call_function(factors_of_tokens, given)
+        return self.across[key]
 
     def _padded(self, node: fx.Node) -> fx.Node:
         """Return what any other call reads."""

@@ -105,6 +105,7 @@ void bind_attention(nb::module_& m);
 void bind_attention_gradient(nb::module_& m);
 void bind_ragged(nb::module_& m);
 void bind_norm(nb::module_& m);
+void bind_rotation(nb::module_& m);
 void bind_fused_block(nb::module_& m);
 void bind_copy(nb::module_& m);
 void bind_executor(nb::module_& m);

@@ -69,6 +69,7 @@ NB_MODULE(_ext, m) {
   bind_attention_gradient(m);
   bind_ragged(m);
   bind_norm(m);
+  bind_rotation(m);
   bind_fused_block(m);
   bind_copy(m);
   bind_executor(m);

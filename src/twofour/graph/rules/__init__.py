@@ -16,12 +16,13 @@ from twofour.graph.rules.fuse_convolutions import CONVOLUTIONS, UNFOLDED
 from twofour.graph.rules.fuse_epilogue import ACTIVATIONS, COMBINATIONS
 from twofour.graph.rules.fuse_heads import FUSE_HEADS
 from twofour.graph.rules.fuse_norms import NORMS
+from twofour.graph.rules.gates import GATES
 from twofour.graph.rules.gelu_formula import GELU_FORMULA
 from twofour.graph.rules.join_qkv import JOIN_QKV
-from twofour.graph.rules.join_rotations import JOIN_ROTATIONS
 from twofour.graph.rules.mark_products import MARK_PRODUCTS
 from twofour.graph.rules.position_masks import POSITION_MASKS
 from twofour.graph.rules.remove_identities import IDENTITIES
+from twofour.graph.rules.rotations import ROTATIONS
 from twofour.graph.rules.shared_heads import SHARED_HEADS
 from twofour.graph.rules.sums_of_permuted import SUMS_OF_PERMUTED
 from twofour.graph.rules.view_splits import VIEW_SPLITS
@@ -46,7 +47,7 @@ FUSIONS: tuple[Rule, ...] = (
 """Rewrites that bring in our own. A product takes its activation first: it stands before a sum in the epilogue."""
 
 
-ARRANGEMENTS: tuple[Rule, ...] = (JOIN_ROTATIONS, FUSE_HEADS)
+ARRANGEMENTS: tuple[Rule, ...] = (ROTATIONS, GATES, FUSE_HEADS)
 """Rewrites of a graph whose products have their kernels."""
 
 

@@ -21,7 +21,7 @@ def rewrite(module: fx.GraphModule) -> int:
     for node in calls(module.graph, attention):
         if argument(node, 6, "k_added") is not None:
             continue
-        operands = [_columns(operand) for operand in node.args[:3]]
+        operands = [columns_of(operand) for operand in node.args[:3]]
         last = _joined(node)
         if last is None or any(found is None for found in operands):
             continue
@@ -39,7 +39,7 @@ def rewrite(module: fx.GraphModule) -> int:
     return count
 
 
-def _columns(operand: Any) -> tuple[fx.Node, int, int] | None:
+def columns_of(operand: Any) -> tuple[fx.Node, int, int] | None:
     """Return the tensor (batch, length, columns) an operand is made of, its first column there and their number."""
     while isinstance(operand, fx.Node) and operand.target in _COPIES:
         operand = operand.args[0]  # attention reads what the copy was made of

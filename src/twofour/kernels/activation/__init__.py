@@ -1,5 +1,5 @@
-"""Activations and their gradients, one pass each, where no product does them on its way."""
+"""Activations, their gradients and gates, one pass each, where no product does them on its way."""
 
-from twofour.kernels.activation.cpu import DTYPES, activation, activation_gradient
+from twofour.kernels.activation.cpu import DTYPES, activation, activation_gradient, gated_activation
 
-__all__ = ["DTYPES", "activation", "activation_gradient"]
+__all__ = ["DTYPES", "activation", "activation_gradient", "gated_activation"]

@@ -8,9 +8,24 @@ namespace {
 using twofour::Activation;
 using twofour::ActivationCall;
 
+// Rows of activation(x) z.
+template <Activation kind, class T>
+void gate(const ActivationCall& a) {
+  using V = Lanes;
+  for (int64_t row = a.begin; row < a.end; ++row) {
+    const T *x = static_cast<const T*>(a.x) + row * a.stride, *z = static_cast<const T*>(a.gated) + row * a.stride;
+    T* answer = static_cast<T*>(a.answer) + row * a.width;
+    for (int64_t i = 0; i < a.width; i += V::width) {
+      const int64_t left = a.width - i;
+      V::store(answer + i, activated<kind, V>(V::load(x + i, left)) * V::load(z + i, left), left);
+    }
+  }
+}
+
 template <Activation kind, class T>
 void compute(const ActivationCall& a) {
   using V = Lanes;
+  if (a.gated != nullptr) return gate<kind, T>(a);
   const T* x = static_cast<const T*>(a.x);
   T* answer = static_cast<T*>(a.answer);
   if (a.upstream != nullptr) {

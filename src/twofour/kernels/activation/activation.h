@@ -1,4 +1,5 @@
-// y = activation(x) of numbers in a row, and dx = dy times its derivative at x: float32 or bfloat16, computed in float32.
+// y = activation(x) of numbers in a row, dx = dy times its derivative at x, and y = activation(x) z of rows whose halves are x and z:
+// float32 or bfloat16, computed in float32.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,11 @@ struct ActivationCall {
   const void* upstream;   // dy; null: y is wanted, else dx
   void* answer;
   bool bf16;
-  int64_t begin, end;  // numbers
+  int64_t begin, end;  // numbers; of gated rows, rows
+  // Of gated rows: z of each, `width` numbers as x and the answer have; rows of x and z are `stride` apart, those of the answer
+  // stand one behind the other. Null elsewhere.
+  const void* gated = nullptr;
+  int64_t width = 0, stride = 0;
 };
 
 using ActivationKernel = KernelRow<void(const ActivationCall&)>;

@@ -26,7 +26,8 @@ void add_calls() {
     nb::module_ nobody;
     for (const auto bind : {bind_nm_matmul, bind_hybrid_matmul, bind_block_matmul, bind_bits_matmul, bind_bits_conv, bind_dense_matmul, bind_nm_conv,
                             bind_depthwise_conv, bind_squeeze_excite, bind_column_sums, bind_dense_conv, bind_conv_chain, bind_window_conv,
-                            bind_fused_matmul, bind_recurrent, bind_attention, bind_ragged, bind_norm, bind_fused_block, bind_copy})
+                            bind_fused_matmul, bind_recurrent, bind_attention, bind_activation, bind_rotation, bind_ragged, bind_norm, bind_fused_block,
+                            bind_copy})
       bind(nobody);
   });
 }
