@@ -169,7 +169,11 @@ def test_a_table_is_the_pages_of_its_file_for_as_long_as_it_lives(path: Path) ->
     fast, other = (twofour.load(path, model, tokens=(1,)) for model in (empty(), small()))
     held = (table(fast), table(other))
     assert all(on_pages(one, path) for one in held)
-    assert "0.13 MB of it are pages of the file, which processes share" in notes(fast)
+    shared = sum(
+        one.nbytes for one in fast.parameters() if on_pages(one, path)
+    )  # the dense Linear's where torch is faster
+    assert shared >= 512 * 64 * 4
+    assert f"{shared / 1e6:.2f} MB of it are pages of the file, which processes share" in notes(fast)
     with torch.no_grad():
         table(other).zero_()  # of this model alone
     assert table(fast).any() and torch.equal(table(fast), twofour.export.read(path).plain["0.weight"])
