@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import threading
 import time
 from collections.abc import Iterator
 
@@ -83,6 +84,47 @@ def test_work_of_several_kinds_goes_on_at_the_pace_of_each(monkeypatch: pytest.M
     work.skip("solving", 30.0)
     work.done("passes", 99.0, 1.0)
     assert work.left() == 0.0
+
+
+def test_another_thread_may_ask_while_a_kind_of_work_begins() -> None:
+    walking, begun, errors = threading.Event(), threading.Event(), []
+
+    class Slow(str):
+        """A kind at which the thread that asks stops in the middle of its walk."""
+
+        def __hash__(self) -> int:
+            if threading.current_thread() is asking:
+                walking.set()
+                begun.wait(0.05)
+            return str.__hash__(self)
+
+    def ask() -> None:
+        try:
+            work.left()
+        except RuntimeError as error:
+            errors.append(error)
+
+    asking, work = threading.Thread(target=ask), Work({})
+    for kind in ("passes", "outputs"):
+        work.done(Slow(kind), 1.0, 1.0)
+    asking.start()
+    assert walking.wait(30)
+    work.done("solving", 1.0, 1.0)
+    begun.set()
+    asking.join()
+    assert not errors
+
+
+def test_a_step_that_goes_back_has_more_to_do_at_the_same_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    lines = Lines("training", 100)
+    clock.now += 10.0
+    lines.move(10)
+    lines.move(4)
+    assert lines.left() == pytest.approx(96)
+    clock.now += 6.0
+    lines.move(0)
+    assert lines.left() == pytest.approx(168, rel=0.05), "16 s brought 10: what brought nothing counts"
 
 
 def test_a_step_that_ended_counts_down_no_more(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

@@ -30,6 +30,8 @@ Left = Callable[[], float | None]
 class Work:
     """The work of a step, of several kinds, and the seconds that what is left of it takes.
 
+    One thread works while others, which show the step, ask what is left.
+
     Args:
         ahead: Kind -> how much there is to do, in a unit that the kinds roughly share: a unit of a kind that has not
             begun is taken to last as long as one of the others.
@@ -39,6 +41,7 @@ class Work:
         self._ahead = dict(ahead)
         self._seconds, self._amount, self._spent = (defaultdict[str, float](float) for _ in range(3))
         self._since, self._longest = time.monotonic(), 0.0
+        self._lock = threading.RLock()
 
     @contextmanager
     def doing(self, kind: str, amount: float) -> Iterator[None]:
@@ -49,25 +52,28 @@ class Work:
 
     def done(self, kind: str, amount: float, seconds: float) -> None:
         """A part of the work took so many seconds."""
-        old = 0.5 ** (seconds / max(FADES, self._spent[kind] / 2))
-        self._seconds[kind] = old * self._seconds[kind] + seconds
-        self._amount[kind] = old * self._amount[kind] + amount
-        self._spent[kind] += seconds
-        self.skip(kind, amount)
-        self._since, self._longest = time.monotonic(), max(self._longest, seconds)
+        with self._lock:
+            old = 0.5 ** (seconds / max(FADES, self._spent[kind] / 2))
+            self._seconds[kind] = old * self._seconds[kind] + seconds
+            self._amount[kind] = old * self._amount[kind] + amount
+            self._spent[kind] += seconds
+            self.skip(kind, amount)
+            self._since, self._longest = time.monotonic(), max(self._longest, seconds)
 
     def skip(self, kind: str, amount: float) -> None:
         """So much of a kind is not to be done; less than nothing is more to do."""
-        self._ahead[kind] = max(self._ahead.get(kind, 0.0) - amount, 0.0)
+        with self._lock:
+            self._ahead[kind] = max(self._ahead.get(kind, 0.0) - amount, 0.0)
 
     def left(self) -> float | None:
         """Return the seconds left; None before any work is done."""
-        seconds, amount = sum(self._seconds.values()), sum(self._amount.values())
-        if not amount:
-            return None
-        paces = {kind: self._seconds[kind] / done for kind, done in self._amount.items() if done}
-        whole = sum(ahead * paces.get(kind, seconds / amount) for kind, ahead in self._ahead.items())
-        return max(whole - min(time.monotonic() - self._since, self._longest), 0.0)
+        with self._lock:
+            seconds, amount = sum(self._seconds.values()), sum(self._amount.values())
+            if not amount:
+                return None
+            paces = {kind: self._seconds[kind] / done for kind, done in self._amount.items() if done}
+            whole = sum(ahead * paces.get(kind, seconds / amount) for kind, ahead in self._ahead.items())
+            return max(whole - min(time.monotonic() - self._since, self._longest), 0.0)
 
 
 class Lines:
@@ -96,8 +102,9 @@ class Lines:
     ) -> None:
         """Say how many steps are done, how many there are in all, what is done now, who knows; None: as before."""
         if done is not None and done != self._done:
-            now = time.monotonic()
-            self._parts.done("", done - self._done, now - self._moved)
+            now, gained = time.monotonic(), done - self._done
+            self._parts.done("", max(gained, 0), now - self._moved)
+            self._parts.skip("", min(gained, 0))  # a step that goes back has more to do, and no pace
             self._done, self._moved = done, now
         if total is not None:
             self._parts.skip("", (self._total or self._done) - total)
@@ -107,11 +114,13 @@ class Lines:
 
     def left(self) -> float | None:
         """Return the seconds left, None where they are not known."""
-        return (self._left or self._parts.left)() if self._total and self._done < self._total else None
+        total = self._total  # read once: the working thread may begin another step
+        return (self._left or self._parts.left)() if total and self._done < total else None
 
     def text(self, now: float) -> str:
         """Return the line for a moment on the monotonic clock."""
-        parts = [f"{self._title}: {self._done:,} of {self._total:,}" if self._total else self._title, self._what]
+        total = self._total
+        parts = [f"{self._title}: {self._done:,} of {total:,}" if total else self._title, self._what]
         parts.append(f"{spoken(now - self._began)} so far")
         if (left := self.left()) is not None:
             parts.append(f"about {spoken(left)} left")
