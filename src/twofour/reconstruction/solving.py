@@ -31,7 +31,7 @@ BLOCK_RATE, MODEL_RATE = 0.05, 0.02
 """Learning rates, as a part of the root mean square of each parameter."""
 LOOKED = 25
 """Steps of the whole model after which samples held back judge it."""
-LITTLE, PATIENCE = 0.01, 2
+LITTLE, PATIENCE = 0.003, 2
 """Part of the distance that a look must find won, and how many in a row may not before the rate falls and steps end;
 where the first look finds the values no nearer than they were, they end at once."""
 COOL = 5
