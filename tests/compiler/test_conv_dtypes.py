@@ -1,5 +1,6 @@
 """Convolutions in a computing type that has no kernels of them run as in float32, and the plan says what that means."""
 
+import copy
 import logging
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,35 @@ def test_convolutions_run_as_in_float32(
         m.dispatch.names for m in convs.values()
     ]
     torch.testing.assert_close(again(x), fast(x), atol=1e-3, rtol=1e-2)
+
+
+@pytest.mark.parametrize("graph", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_weights_in_bfloat16_are_widened(
+    dtype: str, graph: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stayed torch's own, so that a pruned network in bfloat16 had no sparse layer."""
+    monkeypatch.setattr(choose_conv, "pick", native_first)
+    wide = twofour.prune(network(), "2:4").eval()
+    x, model = image(2, 3, 16, 14), copy.deepcopy(wide).bfloat16()
+    own: Any = model
+    fast: Any = quick(model, x.bfloat16(), dtype=dtype, effort="quick", graph=graph)
+    convs = {name: module for name, module in fast.named_modules() if isinstance(module, CompiledConv)}
+    sparse = {one.name for one in fast.plan.layers if one.sparse}
+    assert {"0", "3", "5", "6"} <= convs.keys() and sparse & convs.keys()
+    assert "its bfloat16 weight is widened to float32 once" in str(fast.plan)
+    answer, exact = fast(x.bfloat16()), wide(x).detach()
+    assert answer.dtype is torch.bfloat16
+    assert (answer.float() - exact).norm() <= (0.06 if dtype == "int8" else 0.03) * exact.norm()
+    if graph:
+        assert "convolution" in str(fast.plan.account.rewrites) and fast.plan.account.engine == "graph"
+    twofour.save(fast, tmp_path / "m.safetensors")
+    again: Any = twofour.load(tmp_path / "m.safetensors", network().bfloat16().eval())
+    for name in convs:
+        assert torch.equal(again.get_submodule(name).weight.clone(), fast.get_submodule(name).weight.clone())
+    torch.testing.assert_close(again(x.bfloat16()), answer, atol=0.05, rtol=0.05)
+    if dtype != "int8":
+        assert torch.equal(fast.get_submodule("3").weight.clone(), own.get_submodule("3").weight)
 
 
 def entry(name: str, kind: str, ms: float | None) -> LayerPlan:

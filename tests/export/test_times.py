@@ -114,6 +114,20 @@ def test_it_chooses_what_was_chosen(tmp_path: Path, measured: list[object]) -> N
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
+def test_a_dense_weight_in_groups_is_known_again(tmp_path: Path, measured: list[object]) -> None:
+    """The file holds its int4 numbers, whose group of inputs was part of the case: a tied head was measured again."""
+    model = twofour.prune(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 96)), "2:4", skip=["2"])
+    options = {"dtype": "int4", "tokens": (1, 4), "graph": False}
+    compiled = twofour.compile(model, torch.randn(4, 64), **options)
+    twofour.save(compiled, tmp_path / "a")
+    measured.clear()
+    loaded = twofour.load(tmp_path / "a", nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 96)))
+    assert not measured
+    assert [layer.dispatch for layer in loaded.plan.layers] == [layer.dispatch for layer in compiled.plan.layers]
+    (reason,) = (layer.reason for layer in loaded.plan.layers if layer.name == "2")
+    assert "have 3 or 4 non-zeros in int4" in reason  # rounding makes zeros
+
+
 def test_shards_carry_them_too(file: Path, tmp_path: Path, measured: list[object]) -> None:
     twofour.save(twofour.load(file, network()), tmp_path / "folder", max_shard_bytes=1024)
     twofour.load(tmp_path / "folder", network())

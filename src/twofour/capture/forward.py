@@ -24,6 +24,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from twofour.calls import without_fast_paths
 from twofour.capture.in_place import without_changes
 from twofour.capture.quiet import OthersAlone, quietly
+from twofour.capture.same_padding import sizes_stay_free
 from twofour.errors import CompileError, cut
 
 logger = logging.getLogger("twofour.capture")
@@ -165,7 +166,8 @@ def capture(
         CompileError: The model cannot be captured: torch's reason follows.
     """
     reasons: list[str] = []
-    with TRACING, _kept_whole(model, kept or {}), without_fast_paths(), torch.no_grad(), quietly():
+    apart = _kept_whole(model, kept or {}), sizes_stay_free(model)
+    with TRACING, apart[0], apart[1], without_fast_paths(), torch.no_grad(), quietly():
         late: set[str] = set()
         for name, sizes, attempt in _attempts(example, dynamic):
             if name in late:

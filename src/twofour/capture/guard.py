@@ -50,16 +50,28 @@ class Guard:
         """Whether any size may differ from the example's."""
         return bool(self.free)
 
+    def limits(self) -> str:
+        """Say that other sizes must leave the example's remainders, or that images have its sizes, "" else."""
+        pinned, images = self._pinned(), {index for index, _, ndim in self.kinds if ndim == 4}
+        if any((one, 0) not in pinned and {(one, 2), (one, 3)} <= pinned for one in images):
+            return " (the forward fixes the size of images: compile the model once for each)"
+        return " where they leave the example's remainders by strides" if images and " % " in self.text else ""
+
     def served(self) -> str:
         """Say which sizes may differ, where others over 1 are held to the example's, "" else: "axis 0 of `x`"."""
-        pinned = {(index, axis) for index, axis, size in self.fixed if size != 1}
-        for index, (path, _) in enumerate(tree_flatten_with_path(self._held(), is_leaf=lambda x: x is None)[0]):
-            known = re.escape(f"(L[{getattr(path[0], 'key', '')!r}]{keystr(path[1:])}.size()[")
-            pinned |= {(index, int(axis)) for axis in re.findall(known + r"(\d+)\] == \d+\)", self.text)}
+        pinned = self._pinned()
         names, left = _names(self._held()), sorted(self.free - pinned)
         told = [f"axis {axis} of `{names[index]}`" for index, axis in left]
         more = [f"{len(told) - 6} more"] if len(told) > 6 else []
         return (", ".join((*told[:6], *more)) or "no axis") if pinned else ""
+
+    def _pinned(self) -> set[tuple[int, int]]:
+        """Return (leaf, axis) of sizes over 1 that are held to the example's."""
+        pinned = {(index, axis) for index, axis, size in self.fixed if size != 1}
+        for index, (path, _) in enumerate(tree_flatten_with_path(self._held(), is_leaf=lambda x: x is None)[0]):
+            known = re.escape(f"(L[{getattr(path[0], 'key', '')!r}]{keystr(path[1:])}.size()[")
+            pinned |= {(index, int(axis)) for axis in re.findall(known + r"(\d+)\] == \d+\)", self.text)}
+        return pinned
 
     def free_axes(self) -> list[int]:
         """Return the axes on which some size may differ."""

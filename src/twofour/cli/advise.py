@@ -74,7 +74,8 @@ def show(advice: Advice) -> None:
         print_table("", ("left dense", "count", "reason"), advice.left_dense())
     for count in advice.tokens:
         say(advice.summary(count))
-    say(f"measured with {advice.threads} threads, {advice.isa} kernels, on {measure.machine()['cpu']}")
+    threads = "1 thread" if advice.threads == 1 else f"{advice.threads} threads"
+    say(f"measured with {threads}, {advice.isa} kernels, on {measure.machine()['cpu']}")
 
 
 def _cell(advice: Advice, layer: str, tokens: int) -> str:

@@ -84,4 +84,5 @@ def show(record: Record) -> None:
             say(f"not timed: {name}: {why}")
     if record.meta.get("rounded"):
         say(ROUNDED)
-    say(f"{record.threads} threads, {record.clock} time, on {record.machine.get('cpu')}")
+    threads = "1 thread" if record.threads == 1 else f"{record.threads} threads"
+    say(f"{threads}, {record.clock} time, on {record.machine.get('cpu')}")

@@ -7,13 +7,14 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 from twofour import masks, native, quantization
 from twofour.compiler.choose import Choice, Progress
 from twofour.compiler.choose_conv import ConvCase, choose_conv, not_measured
 from twofour.compiler.choose_recurrent import RecurrentWeights, choose_recurrent
-from twofour.compiler.computing import FLOAT32
+from twofour.compiler.computing import FLOAT32, Computing
 from twofour.compiler.conv import CompiledConv
 from twofour.compiler.in_file import in_groups, stored_bytes
 from twofour.compiler.layer import CompiledLinear, MeasuredLayer, PreparedWeights
@@ -29,6 +30,8 @@ from twofour.kernels.conv import SCATTERED, ConvProblem
 from twofour.native import gpu
 from twofour.packing import Packed, pack
 from twofour.quantization.stored import bytes_in_file, shared
+
+WIDENED = "its bfloat16 weight is widened to float32 once"
 
 
 def build(
@@ -187,9 +190,14 @@ class _Chooser:
             layer.answers = entry.answers
         layer.axis, layer.weight_dtype, layer.pattern = entry.axis, entry.activations, entry.pattern
         if isinstance(problem, ConvProblem) and choice.dispatch.kernels[0].dtype == "float32":
-            entry = replace(entry, computing=FLOAT32)  # as it is written
+            entry = replace(entry, computing=_written(entry))
         stored = stored_bytes(entry, choice.dispatch.sparse)
         return layer, _describe(entry, choice, tokens, prepared.nbytes, stored, self.terms, because)
+
+
+def _written(entry: LayerWeight) -> Computing:
+    """Return how a file holds the weight of a convolution in floats."""
+    return Computing("bfloat16") if entry.activations is torch.bfloat16 else FLOAT32
 
 
 def _is_torchs(choice: Choice, entry: LayerWeight) -> bool:
@@ -205,6 +213,7 @@ def _describe(
     notes = (
         AS_FLOATS if _as_floats(entry, terms) and not choice.dispatch.sparse else "",
         choice.dispatch.at(tokens)[0].remark(entry.columns),
+        WIDENED if entry.geometry is not None and entry.activations is torch.bfloat16 else "",
         SCATTERED if entry.geometry is not None and entry.geometry.scattered else "",
         not_measured(entry.geometry, terms.memory, terms.rules == CLOSE) if entry.geometry is not None else "",
     )

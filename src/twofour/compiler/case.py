@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from twofour.kernels.bits_matmul import BitWeight
+from twofour.kernels.dense_matmul import group_of
 from twofour.kernels.problem import Problem
 from twofour.packing import Packed
 
@@ -31,7 +32,7 @@ class Case:
     activations: torch.dtype
 
     def text(self, dtype: str, weight: Packed | Tensor | BitWeight) -> str:
-        """Name the case for the cache."""
+        """Name the case for the cache: a dense weight in a file's groups is the one in floats that became it."""
         problem, epilogue = self.problem, self.problem.epilogue
         ranged = "" if problem.quantization.dynamic else "/static"
         answers = problem.quantization.y_dtype
@@ -39,7 +40,10 @@ class Case:
         pattern = f"/{weight.header.pattern}" if isinstance(weight, Packed) and weight.header.sparse else ""
         pattern = f"/{weight.pattern}" if isinstance(weight, BitWeight) and weight.pattern != "dense" else pattern
         grouped = weight if isinstance(weight, BitWeight) else weight.header if isinstance(weight, Packed) else None
-        group = f"/g{grouped.group}" if grouped is not None and grouped.group else ""
+        dense = (
+            isinstance(weight, Packed) and not weight.header.sparse and weight.header.group == group_of(self.columns)
+        )
+        group = f"/g{grouped.group}" if grouped is not None and grouped.group and not dense else ""
         group += "z" if isinstance(weight, Packed | BitWeight) and weight.zeros is not None else ""
         held = str(self.activations).removeprefix("torch.")
         parts = f"{problem.rows}x{self.columns}{'+bias' if self.bias is not None else ''}@{self.tokens}"

@@ -70,7 +70,7 @@ class ConvCase:
         """Return the case of a layer by itself."""
         problem, weight = entry.problem, entry.weight
         assert isinstance(problem, ConvProblem), entry.name
-        dense = dense_of(weight)
+        dense = dense_of(weight).float()  # one in bfloat16 is widened, once
         found = entry.name, dense, entry.bias, problem, entry.images, entry.pattern, entry.dense_because
         return cls(*found, dtype=entry.computing.dtype)
 

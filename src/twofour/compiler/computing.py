@@ -170,6 +170,11 @@ class Computing:
                 because = broken(form, found)
         return None, because
 
+    def _find_rounded(self, weight: Packed) -> tuple[Pattern | None, str]:
+        """Return as `find` what a dense weight of a file obeys; in whole numbers some of its zeros are roundings."""
+        found, because = self.find(weight.unpack())
+        return found, f"{because} in {weight.header.dtype}" if because and weight.header.encoding.scaled else because
+
     def pattern_of(self, name: str, weight: Packed | Tensor, said: Pattern | None) -> tuple[Pattern | None, str]:
         """Return what a weight (out, ..., in) obeys: what is said, else what its zeros show; and why nothing, "" else.
 
@@ -182,7 +187,7 @@ class Computing:
             PatternError: The weight holds NaN or infinity.
         """
         if isinstance(weight, Packed) and not weight.header.sparse:
-            return (said, "") if said is not None else self.find(weight.unpack())
+            return (said, "") if said is not None else self._find_rounded(weight)
         if isinstance(weight, Packed):
             return said or weight.header.parsed(), ""
         if not is_finite(weight):

@@ -14,6 +14,7 @@ from twofour.kernels.conv_operator import to_numbers
 from twofour.kernels.dispatch import DispatchTable
 from twofour.kernels.operator import inference_only
 from twofour.native.surroundings import STRANGE, by_operators, has_tangent, unreadable
+from twofour.packing import Packed, dense_of
 
 
 class CompiledConv(MeasuredLayer):
@@ -55,8 +56,9 @@ class CompiledConv(MeasuredLayer):
         """Return activation(conv(input, W) + bias + other).
 
         Args:
-            input: float32 ([images,] in, [height,] width), any strides; channels last is not copied. In int8 with a
-                static range also uint8, rounded by it.
+            input: float32 ([images,] in, [height,] width), any strides; channels last is not copied. Of a weight in
+                bfloat16 also bfloat16, which is widened and answered. In int8 with a static range also uint8, rounded
+                by it.
             other: float32 of the output's shape, or None.
 
         Returns:
@@ -67,6 +69,8 @@ class CompiledConv(MeasuredLayer):
             KernelError: Shape, dtype or device of an operand do not fit, or a gradient is asked for.
         """
         x = input  # torch's name of it, by which a model may call its layer
+        if self.weight_dtype is torch.bfloat16 and isinstance(x, Tensor) and x.dtype is torch.bfloat16:
+            return self.forward(x.float(), None if other is None else other.float()).bfloat16()
         if not isinstance(x, Tensor) or x.is_nested or not self.dimensions < x.ndim < self.dimensions + 3:
             raise self._unfit(x)
         single, missing = x.ndim == self.dimensions + 1, 2 - self.dimensions
@@ -95,6 +99,13 @@ class CompiledConv(MeasuredLayer):
             if unreadable(x) is None:
                 raise
             raise self._unfit(x) from error
+
+    def stored(self) -> Packed | Tensor:
+        """Return the weight as it is prepared, narrowed again where the model's was in bfloat16: to the bit."""
+        held = super().stored()
+        if self.weight_dtype is not torch.bfloat16 or self.dispatch.kernels[0].dtype != "float32":
+            return held
+        return dense_of(held).bfloat16()
 
     def _operator(self, x: Tensor, other: Tensor | None) -> tuple[Any, tuple[Any, ...]]:
         (weight,), (kernel,) = self.prepared.tensors, self.dispatch.names

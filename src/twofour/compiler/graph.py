@@ -268,7 +268,7 @@ def _sizes(guard: Guard, graph: Graph) -> str:
     if not guard.dynamic:
         return f"the example's sizes alone: {graph.reason or 'they differ'}"
     ones, only = ", ".join(guard.ones()), guard.served()
-    where = f" on {only}" if only else ""
+    where = (f" on {only}" if only else "") + guard.limits()
     return f"other sizes too{where}" + (f", but for those of 1 on {ones}, which torch takes as fixed" if ones else "")
 
 

@@ -16,6 +16,7 @@ from twofour.compiler.plan import LayerPlan, described
 from twofour.compiler.terms import Terms
 from twofour.graph import CLOSE, Convolution, Norm
 from twofour.graph.base import place
+from twofour.graph.precision import is_low
 from twofour.kernels.conv import ConvProblem, PreparedConv
 from twofour.kernels.fold import batch_norm_scale, fold_batch_norm
 from twofour.packing import dense_of
@@ -75,6 +76,7 @@ def place_convs(
                 reason = f"{new.reason}; chosen once more in the graph, with what its call does there"
                 new = described(plan.name, plan.kind, plan.shape, next(iter(choice.times)), choice, reason, sizes)
             added.append(new)
+        layer.weight_dtype = before.weight_dtype if is_low(node) else layer.weight_dtype
         place(module, node, f"convolution_{index}", layer)
     module.graph.lint()
     return tuple(added)
@@ -133,7 +135,7 @@ def _module(module: fx.GraphModule, norm: Norm, channels: int) -> nn.BatchNorm1d
     """Return the normalisation as a module, its tensors those of the graph."""
 
     def held(name: str | None) -> Tensor | None:
-        return None if name is None else getattr(module, name)
+        return None if name is None else getattr(module, name).float()
 
     found = nn.BatchNorm1d(channels, norm.eps, affine=False)
     found.running_mean, found.running_var = held(norm.mean), held(norm.variance)

@@ -127,9 +127,9 @@ def rewrite_graph(
     """
     module, copies = graph.module, terms.memory == "fast"
     found = Rewrites(without)
-    layers, _ = compiled_layers(fast)
+    layers, convs = compiled_layers(fast)
     _low_bits(found, fast, module)
-    found.step(OF_ITS_OWN, lambda: widen_activations(module, layers))
+    found.step(OF_ITS_OWN, lambda: widen_activations(module, {*layers, *convs}))
     own = found.counts.get(OF_ITS_OWN, 0) > 0
     found.counts |= simplify(module, without)
     found.algebra = rewrite_algebra(module, fast, layers, terms.rules, merge=copies, without=without)

@@ -214,9 +214,9 @@ def refusal(module: nn.Module, inside_attention: bool, computing: Computing = FL
         return reason
     if inner := [name for name, _ in module.named_children()]:
         return f"`{inner[0]}` stands inside it, which a replacement would lose"
-    weight, read = module.weight, FLOAT32 if image else computing
-    if not read.takes(weight) or type(weight) is not nn.Parameter or not weight.numel():
-        return _unread(weight, read.dtype)
+    weight, takes = module.weight, module.weight.dtype in FLOATS if image else computing.takes(module.weight)
+    if not takes or type(weight) is not nn.Parameter or not weight.numel():
+        return _unread(weight, FLOAT32.dtype if image else computing.dtype)
     return "convolutions have kernels on CPUs alone" if image and computing.device != "cpu" else None
 
 

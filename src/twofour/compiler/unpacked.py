@@ -202,6 +202,10 @@ class WeightedLayer(CompiledLayer):
             self._stand_in = UnpackedWeight.of(self.name, self._unpacker(), shape, dtype, self.placed)
         return self._stand_in
 
+    def stored(self) -> Packed | Tensor:
+        """Return the weight as it is prepared, (out, in)."""
+        return self.prepared.stored()
+
     def source(self) -> Packed | Tensor:
         """Return the weight as the model has it and a file holds it: packed by its own pattern where that has a form.
 
@@ -210,7 +214,7 @@ class WeightedLayer(CompiledLayer):
         Raises:
             PackingError: The weight does not obey its pattern.
         """
-        source = exchanged(self.prepared.stored(), self.axis)
+        source = exchanged(self.stored(), self.axis)
         if self.pattern is None:
             return source
         try:

@@ -57,6 +57,16 @@ _COMPUTED = (
     aten.softmax.int,
     aten.layer_norm.default,
     aten.rms_norm.default,
+    aten.batch_norm.default,
+    aten.hardtanh.default,
+    aten.relu6.default,
+    aten.clamp.default,
+    aten.hardswish.default,
+    aten.hardsigmoid.default,
+    aten.pad.default,
+    aten.max_pool2d.default,
+    aten.avg_pool2d.default,
+    aten.adaptive_avg_pool2d.default,
 )
 """What is computed in float32, whatever it reads."""
 

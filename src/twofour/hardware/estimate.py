@@ -147,7 +147,8 @@ class Estimate:
 
     def summary(self) -> str:
         """Say the whole model in two sentences."""
-        lost = f"; sparse does not pay in {len(self.loses)} layers" if self.loses else ""
+        layers = "1 layer" if len(self.loses) == 1 else f"{len(self.loses)} layers"
+        lost = f"; sparse does not pay in {layers}" if self.loses else ""
         widths = ", ".join(dict.fromkeys(row.width for row in self.rows if row.width))
         lost += f"; {self.low_bits_ms:.3f} ms in its low bits ({widths})" if widths else ""
         lost += f"; {self.single_bits}" if self.single_bits else ""

@@ -51,7 +51,7 @@ class Report:
         config: Why a model's configuration does not say its sizes, so that `twofour.load` has to load it; "" where
             `from_pretrained` does.
         milliseconds: Of one forward pass of the example, measured before and after, where time is the budget.
-        timing: How they were measured: "compiled in float32, 1 threads", or as torch runs it and why.
+        timing: How they were measured: "compiled in float32, 1 thread", or as torch runs it and why.
         unused: Parameters that the example's forward did not use; they stay whole.
         layers: Whole layers that went, by their names in the large model.
         notes: Sentences about what the small model still needs.

@@ -55,7 +55,7 @@ class Clock:
     @property
     def told(self) -> str:
         """What is timed, in words."""
-        threads = f"{torch.get_num_threads()} threads"
+        threads = "1 thread" if (count := torch.get_num_threads()) == 1 else f"{count} threads"
         return f"as torch runs it ({self.reason}), {threads}" if self.reason else f"compiled in float32, {threads}"
 
     def made(self, model: nn.Module) -> nn.Module:
