@@ -69,7 +69,7 @@ def test_a_file_whose_widths_are_others_than_its_codes_is_refused_as_load_does(t
     ):
         held = json.loads(metadata["twofour"])
         held["settings"]["low_bits"]["0"].update(wrong)
-        save_file(tensors, path, {**metadata, "twofour": json.dumps(held)})
+        save_file(tensors, path, {"twofour": json.dumps(held)})
         for ask in (twofour.check, lambda path: twofour.load(path, made("w2", sparse=False))):
             with pytest.raises(FormatError):
                 ask(path)

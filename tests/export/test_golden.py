@@ -44,8 +44,8 @@ def said_of(pattern: str) -> dict[str, str]:
     return {} if pattern == "dense" else {"fc.weight": pattern}
 
 
-WRITERS = ("v1", "v1-guarded")
-"""Version 1 as 0.2.0 wrote it, and with a tensor that fits nothing under the name of each packed weight."""
+WRITERS = ("v1", "v1-guarded", "v1-digest")
+"""Version 1 as 0.2.0 wrote it, with a tensor that fits nothing under the name of each packed weight, and a digest."""
 
 
 @in_turn(

@@ -52,6 +52,13 @@ def change(path: Path, edit: Callable[[dict, dict], object]) -> None:
     save_file(tensors, path, metadata={"twofour": text if isinstance(text, str) else json.dumps(described)})
 
 
+def flip(path: Path) -> None:
+    """Change the last byte, of a tensor."""
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
 def header(**fields: object) -> Damage:
     """Change fields of a packed weight's header; None takes one away."""
 
@@ -113,6 +120,8 @@ CASES |= {
         lambda path, lie=lie: save_file({FC: torch.zeros(8, 16)}, path, metadata={"twofour.patterns": lie})
         for lie in ("{", "[1]", '{"fc.weight": 2}')
     ],
+    "digest": [lambda path: flip(path)],
+    "no-description": [lambda path: save_file(load_file(path), path)],
     "metadata-keys": [lambda path: change(path, lambda *_: '{"version": 1, "packed": {}, "packed": {}}')],
     "version": [described(version=version) for version in (2, 0, "1", True, 1.0, None)]
     + [lambda path: change(path, lambda *_: "[1]")],

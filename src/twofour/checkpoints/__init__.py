@@ -5,7 +5,7 @@ from twofour.checkpoints.configuration import CONFIG, architectures, empty_model
 from twofour.checkpoints.entry import DTYPES, MOST_AXES, MOST_LETTERS, Entry, Header, read_header
 from twofour.checkpoints.promise import PROMISE, Promise, describe, read_promise
 from twofour.checkpoints.structure import Structure, structure
-from twofour.checkpoints.write import write_tensors
+from twofour.checkpoints.write import stored_bytes, write_tensors
 
 __all__ = [
     "CONFIG",
@@ -25,6 +25,7 @@ __all__ = [
     "empty_model",
     "read_header",
     "read_promise",
+    "stored_bytes",
     "structure",
     "transformers_for",
     "write_tensors",

@@ -15,6 +15,7 @@ from torch import Tensor
 from twofour.checkpoints.entry import DTYPES
 from twofour.errors import FormatError
 from twofour.files import bytes_of
+from twofour.shapes import Shaped, UInt8
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _ORDER = (
@@ -49,9 +50,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     with open(path, "wb") as file:
         file.write(header_bytes(shapes, metadata))
         for name in order:
-            values = tensors[name].detach().resolve_conj().resolve_neg().to("cpu")
-            if values.nbytes:
-                file.write(bytes_of(values).numpy().data)
+            if tensors[name].nbytes:
+                file.write(stored_bytes(tensors[name]).numpy().data)
+
+
+def stored_bytes(tensor: Shaped[Tensor, " ..."]) -> UInt8[Tensor, " bytes"]:
+    """Return the bytes that a file has of a tensor (...), of any device and strides: uint8 (bytes,)."""
+    return bytes_of(tensor.detach().resolve_conj().resolve_neg().to("cpu"))
 
 
 def header_bytes(tensors: Iterable[tuple[str, str, Iterable[int], int]], metadata: Mapping[str, str]) -> bytes:

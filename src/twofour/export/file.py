@@ -13,6 +13,7 @@ from torch import Tensor
 
 from twofour.checkpoints import Checkpoint, write_tensors
 from twofour.errors import FormatError, PackingError
+from twofour.export.digest import DIGEST, digest_of, require_whole
 from twofour.export.metadata import KEY, Description, malformed, read_description
 from twofour.files import replacing, writing
 from twofour.packing import Header, Packed
@@ -82,11 +83,11 @@ def write(path: str | os.PathLike[str], contents: Contents) -> None:
     headers = {name: packed.header.to_dict() for name, packed in contents.packed.items()}
     text = Description(headers, contents.aliases, contents.settings).to_text()
     with writing(target, FormatError), replacing(target) as temporary:
-        write_tensors(temporary, tensors, {"format": "pt", KEY: text})
+        write_tensors(temporary, tensors, {"format": "pt", KEY: text, DIGEST: digest_of(text, tensors)})
 
 
 def read(path: str | os.PathLike[str], *, mapped: bool = False) -> Contents:
-    """Read and validate a file or a folder: headers, sizes and every index; plain safetensors are read too.
+    """Read and validate a file or a folder: digests, headers, sizes, every index; plain safetensors are read too.
 
     A file may be cut, overwritten or removed afterwards. A folder holds model.safetensors, or
     model.safetensors.index.json (whose path is taken too) and the files it names.
@@ -105,16 +106,35 @@ def read(path: str | os.PathLike[str], *, mapped: bool = False) -> Contents:
     texts = {file: found.metadata[file].get(KEY) for file in found.files}
     described = {file: read_description(file, text) for file, text in texts.items() if text is not None}
     if not described:
+        _require_nothing_packed(found.metadata, tensors)
         said = found.promise
         settings = {"patterns": said.patterns, **({"axes": said.axes} if said.axes else {})} if said.patterns else {}
         return Contents({name: tensor for part in tensors.values() for name, tensor in part.items()}, {}, {}, settings)
     first = require_one_save(target, texts, described)
+    for file in described:
+        require_whole(file, found.metadata[file], texts[file] or "", tensors[file])
     packed = {
         name: weight for file, part in described.items() for name, weight in packed_in(file, part.packed, tensors[file])
     }
     plain = {name: tensor for part in tensors.values() for name, tensor in part.items()}
     aliases = joined_aliases(target, described.values(), plain.keys(), packed.keys())
     return Contents(plain, packed, aliases, dict(first.settings))
+
+
+def _require_nothing_packed(
+    metadata: Mapping[Path, Mapping[str, str]], tensors: Mapping[Path, Mapping[str, Tensor]]
+) -> None:
+    """Refuse a file of ours that has lost its description, without which it would be taken for a plain one."""
+    for path, part in tensors.items():
+        own = [name for name, tensor in part.items() if (tensor.dtype, tuple(tensor.shape)) == IN_THE_WAY]
+        packed = [name for name in own if name + VALUES in part and name + INDICES in part]
+        if packed or DIGEST in metadata[path]:
+            what = f"{len(packed)} packed weights, such as `{packed[0]}`" if packed else "a digest of `twofour.save`"
+            got = f"{what}, and no metadata key `{KEY}`, which describes them: it is gone"
+            remedy = (
+                "fetch the file again, or save the model again; tools that write safetensors anew drop its metadata"
+            )
+            raise malformed("no-description", path, got, remedy)
 
 
 def require_one_save(path: Path, files: Collection[Path], described: Mapping[Path, Description]) -> Description:

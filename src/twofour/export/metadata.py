@@ -66,13 +66,13 @@ def read_description(path: Path, text: str) -> Description:
     return Description(**parts)
 
 
-def malformed(code: str, path: Path, got: str) -> FormatError:
+def malformed(code: str, path: Path, got: str, remedy: str = "write it again with twofour.save") -> FormatError:
     """Build the error for a file that is not as docs/formats.md describes it."""
     return FormatError(
         "the file is malformed",
         got=f"{path}: {got}",
         wanted="a file as docs/formats.md describes it",
-        remedy="write it again with twofour.save",
+        remedy=remedy,
         code=code,
     )
 
