@@ -233,6 +233,10 @@ def test_wrong_options_say_what_is_wanted() -> None:
     model = nn.ModuleDict({"classifier": nn.Linear(16, 16)})
     with pytest.raises(LayerError, match=r"matches no layer\n  got .*\n.*\n  try +nearest names: `classifier`"):
         layers.walk(model, skip=["classifer"])
+    for empty in ("", [""], ["classifier", ""]):
+        with pytest.raises(LayerError, match=r"matches no layer\n  got +''\n.*\n  try +nearest names: `classifier`"):
+            layers.walk(model, skip=empty)
+    assert not layers.walk(nn.Linear(16, 16), skip="").weights  # a single layer is a model whose name is none
     with pytest.raises(LayerError, match=r'eligibility rule is unknown\n  got +\'ASP\'\n  wanted  "asp" or "any"'):
         layers.walk(model, eligibility="ASP")
 

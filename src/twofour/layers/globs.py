@@ -10,7 +10,7 @@ from typing import Any, cast
 from torch import nn
 
 from twofour.errors import LayerError, TwofourError, cut, one_of
-from twofour.layers.modules import named_modules, table
+from twofour.layers.modules import named_modules, parameters_of, table
 
 ELIGIBILITIES = ("asp", "any")
 
@@ -98,7 +98,8 @@ def require_matches(model: nn.Module, globs: Iterable[str], source: str, kind: t
     require_module(model)
     names = [name for name, _ in named_modules(model, again=True)]
     for glob in globs:
-        if not any(fnmatchcase(name, glob) for name in names):
+        named = names if glob or parameters_of(model) else ()  # "" is the model itself, a layer where it has weights
+        if not any(fnmatchcase(name, glob) for name in named):
             raise kind(
                 f"{source} matches no layer",
                 got=repr(glob),
