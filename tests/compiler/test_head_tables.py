@@ -177,6 +177,26 @@ def test_layer_by_layer_and_followed_by_torch_rows_are_the_tables() -> None:
         assert torch.equal(exported(IDS + 1), model.words(IDS + 1))
 
 
+UNKNOWN = tuple(torch.zeros(2, 8, dtype=dtype) for dtype in (torch.float32, torch.bool, torch.uint8, torch.int16))
+"""Numbers of rows in types that no embedding takes."""
+
+
+@in_turn("graph", (False, True))
+@in_turn("kind", (None, "int8"))
+def test_ids_of_types_that_no_embedding_takes_are_the_models_own_error(kind: str | None, graph: bool) -> None:
+    model = Tied().eval()
+    fast = quick(model, IDS, graph=graph, dtype=kind or "float32", embeddings=kind)
+    assert isinstance(fast.words, HeadEmbedding)
+    with torch.inference_mode():
+        for ids in (*UNKNOWN, UNKNOWN[0] + 1.5, UNKNOWN[0][:, :0]):
+            with pytest.raises(RuntimeError, match=r"argument #1 .indices. to have one of .* Long, Int") as own:
+                model.words(ids)
+            for call in (fast, fast.words):
+                with pytest.raises(RuntimeError) as found:
+                    call(ids)
+                assert str(found.value) == str(own.value)
+
+
 def test_a_call_that_names_no_row_is_the_models_own_error_in_a_graph_too() -> None:
     fast = quick(Tied().eval(), IDS, graph=True)
     with torch.inference_mode(), pytest.raises(IndexError, match="index out of range in self"):

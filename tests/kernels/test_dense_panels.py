@@ -77,6 +77,28 @@ def test_rows_are_those_of_the_weight(row: PanelMatmul, out: int, columns: int, 
         row.rows(prepared, found, columns + 1)
 
 
+@each_row(LOOKED_UP, "row")
+def test_rows_are_looked_up_by_whole_numbers_alone(row: PanelMatmul) -> None:
+    prepared = row.prepare(operands(1, 40, 6)[1])
+    for dtype in (torch.float32, torch.bool, torch.uint8, torch.int16, torch.complex64):
+        ids = torch.zeros(3, dtype=dtype)
+        for look_up in (
+            lambda ids: row.rows(prepared, ids, 6),
+            lambda ids: torch.ops.twofour.rows(prepared.tensor, ids, row.name, 6),
+            lambda ids: torch.ops.twofour.rows(prepared.tensor.to("meta"), ids.to("meta"), row.name, 6),
+        ):
+            with pytest.raises(KernelError, match=rf"(?s)got +{dtype}.*int64 or int32.*ids\.long\(\)"):
+                look_up(ids)
+
+
+@each_row(LOOKED_UP, "row")
+def test_rows_of_a_weight_of_another_width_are_refused_with_the_weights_own_rows(row: PanelMatmul) -> None:
+    prepared = row.prepare(operands(1, 40, 6)[1])
+    for ids in (torch.tensor(1), torch.tensor([[1, 2, 3]])):
+        with pytest.raises(KernelError, match=r"\(40, 7\)"):
+            row.rows(prepared, ids, 7)
+
+
 @each_row(BF16, "row")
 @settings(max_examples=15, deadline=None)
 @given(*SIZES, st.booleans())

@@ -17,7 +17,7 @@ from twofour.compiler.replaceable import LayerWeight
 from twofour.errors import KernelError
 from twofour.graph.base import aten
 from twofour.kernels.rows_operator import look_up
-from twofour.native.surroundings import unreadable
+from twofour.native.surroundings import memoryless, unreadable
 from twofour.packing import Packed
 
 LEAST_SHARED = 1 << 18
@@ -76,18 +76,21 @@ class HeadEmbedding(CompiledEmbedding):
 
         Raises:
             IndexError: One is no row of the table.
+            RuntimeError: They are neither int64 nor int32.
             KernelError: The numbers are no plain tensor of whole ones.
         """
         try:
             rows = look_up(self.prepared.at(self.place), input, self._shape[1]).to(self.weight_dtype)
         except KernelError as error:
-            if unreadable(input) is None and input.numel() and not self._has(input):
-                raise IndexError("index out of range in self") from error  # torch's own words
+            if unreadable(input) is None and memoryless(input) is None and not self._has(input):
+                embedding(input, torch.empty(1, 1, device="cpu"))  # raises, in torch's own words
             raise error.for_layer(self.name) from None
         return rows if self.scales is None else rows * embedding(input, self.scales).to(self.weight_dtype)
 
     def _has(self, places: Tensor) -> bool:
-        return int(places.min()) >= 0 and int(places.max()) < self._shape[0]
+        if places.dtype not in (torch.int64, torch.int32):
+            return False
+        return not places.numel() or (int(places.min()) >= 0 and int(places.max()) < self._shape[0])
 
     def extra_repr(self) -> str:
         """Describe the layer in the printed model."""

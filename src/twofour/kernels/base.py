@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from twofour import native
+from twofour.errors import KernelError
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.native import pages
 from twofour.packing import Packed
@@ -113,6 +114,22 @@ class Row(ABC):
 
 
 R = TypeVar("R", bound=Row)
+
+
+def row_numbers(places: Tensor) -> Tensor:
+    """Return which rows are asked for as int64.
+
+    Raises:
+        KernelError: They are of a type that no embedding takes; a conversion would cut fractions off.
+    """
+    if places.dtype not in (torch.int64, torch.int32):
+        raise KernelError(
+            "rows of a weight are looked up by whole numbers",
+            got=str(places.dtype),
+            wanted="int64 or int32",
+            remedy="convert them: ids.long()",
+        )
+    return places.long()
 
 
 def rows_of(kind: Callable[..., R], operation: str, *layouts: str, counted: bool = False) -> list[R]:
@@ -265,7 +282,7 @@ class Kernel(Row):
             (..., in) of this row's dtype.
 
         Raises:
-            KernelError: A place is no row of the weight.
+            KernelError: A place is no row of the weight, or of another type.
         """
         raise NotImplementedError(self.name)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from twofour.kernels.base import Kernel, Prepared
+from twofour.kernels.base import Kernel, Prepared, row_numbers
 from twofour.kernels.registration import register
 from twofour.kernels.table import find
 from twofour.native.surroundings import by_operators, followed
@@ -30,7 +30,7 @@ def _rows(weight: Tensor, places: Tensor, kernel: str, width: int) -> Tensor:
 
 
 def _fake(weight: Tensor, places: Tensor, kernel: str, width: int) -> Tensor:
-    return weight.new_empty((*places.shape, width), dtype=getattr(torch, kernel and find(kernel, Kernel).dtype))
+    return weight.new_empty((*row_numbers(places).shape, width), dtype=getattr(torch, find(kernel, Kernel).dtype))
 
 
 register(_SCHEMA, _fake, CompositeExplicitAutograd=_rows)

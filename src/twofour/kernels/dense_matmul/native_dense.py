@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from twofour import native
-from twofour.kernels.base import Prepared
+from twofour.kernels.base import Prepared, row_numbers
 from twofour.kernels.native_product import NativeProduct, foreign
 from twofour.native import pages
 from twofour.native.surroundings import plain
@@ -83,9 +83,9 @@ class PanelMatmul(NativeDenseMatmul):
         """Return rows of the weight; see `Kernel.rows`."""
         (places,) = plain("looking up rows of a weight", places)
         answer = torch.empty((*places.shape, width), dtype=self.value, device="cpu")
-        order = places.contiguous() if places.dtype is torch.int64 else places.long()
+        order = row_numbers(places).contiguous()
         if not native.extension().dense_rows(self.index, prepared.tensor, order, answer, native.threads()):
-            raise foreign(self, prepared.tensor, len(answer), width)
+            raise foreign(self, prepared.tensor, read_layout_header(layout_head(prepared.tensor)).shape[0], width)
         return answer
 
     def _panels(self, buffer: Tensor, rows: int, columns: int) -> Tensor:
