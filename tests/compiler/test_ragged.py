@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import twofour
 from tests.compiler.small import quick
@@ -20,6 +20,8 @@ from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.ragged import RaggedProgram, room_for
 from twofour.compiler.timed import held_by_model, held_by_program
 from twofour.compiler.whole_model import WholeModel
+from twofour.graph.ragged import BY_TOKEN, _Body
+from twofour.kernels.rotation import rotation
 
 transformers = pytest.importorskip("transformers", reason="needs the extra [text]")
 pytestmark = pytest.mark.usefixtures("no_measuring")
@@ -182,6 +184,21 @@ def test_rotary_positions_and_gates_of_real_tokens() -> None:
     for given in (padded(), padded((9, 3)), padded((1, 40, 2))):
         assert packs(fast, given)
         same(model, fast, given)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_rotation_by_factors_of_its_own_tokens_stays_padded(own: bool) -> None:
+    """Of factors that a product makes of the tokens a row was taken of each packed row, as if they were padded."""
+    layer = nn.Linear(8, 8)
+    setattr(layer, BY_TOKEN, True)
+    graph = fx.Graph()
+    x, factor = graph.placeholder("x"), graph.placeholder("factor")
+    product = graph.call_module("layer", (x,))
+    turned = graph.call_function(rotation, (product, factor, product if own else factor))
+    for node in (x, factor, product, turned):
+        node.meta["val"] = torch.zeros(2, 5, 8)
+    body = _Body(fx.GraphModule({"layer": layer}, graph), (2, 5))
+    assert (turned in body.nodes) is not own
 
 
 def test_a_decoder_that_reads_whole_batches() -> None:

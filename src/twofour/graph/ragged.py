@@ -207,7 +207,7 @@ class _Body:
         if node.target is attention_of_columns:
             return all(self._is_token(operand) for operand in node.args[:3])
         if node.target is rotation:
-            return node.args[0] in self.nodes
+            return node.args[0] in self.nodes and self.nodes.keys().isdisjoint(node.args[1:3])  # factors: by position
         module = self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
         acts = getattr(module, BY_TOKEN, False) or isinstance(module, FusedBlock) or _by_token(node)
         begins = bool(getattr(module, BY_TOKEN, False)) or any(one in self.nodes for one in node.all_input_nodes)
@@ -247,7 +247,7 @@ class _Packer:
     def __init__(self, module: fx.GraphModule, body: _Body, last: fx.Node) -> None:
         self.body, self.graph = body, fx.Graph()
         self.copies: dict[fx.Node, fx.Node] = {}
-        self.across: dict[tuple[fx.Node, bool], fx.Node] = {}
+        self.across: dict[tuple[fx.Node, Callable[..., Tensor]], fx.Node] = {}
         self.layout: dict[str, fx.Node] = {}
         for node in module.graph.nodes:
             self.copies[node] = self._copy(node)
@@ -282,7 +282,7 @@ class _Packer:
 
     def _of_tokens(self, factor: fx.Node) -> fx.Node:
         """Return the factors of positions for each packed row."""
-        key = factor, True
+        key = factor, factors_of_tokens
         if key not in self.across:
             given = self.copies[factor], self.layout["rows"], self.layout["places"]
             self.across[key] = self.graph.call_function(factors_of_tokens, given)
@@ -295,7 +295,7 @@ class _Packer:
         return self._moved(node, pad_tokens, self.layout["places"])
 
     def _moved(self, node: fx.Node, move: Callable[..., Tensor], order: fx.Node) -> fx.Node:
-        key = node, move is take_tokens
+        key = node, move
         if key not in self.across:
             new = self.graph.call_function(move, (self.copies[node], order))
             new.meta = {"val": value(node)}
