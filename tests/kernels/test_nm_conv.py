@@ -108,6 +108,26 @@ def test_pixels_in_a_row_end_in_a_vector_a_half_of_one_or_less(row: ConvKernel) 
         assert_convolution(y, x, weight, bias, geometry)
 
 
+HALVES = [(1, 5, 10), (1, 3, 22), (1, 9, 9), (1, 9, 11), (1, 7, 21), (1, 7, 23), (1, 9, 20), (3, 5, 13), (3, 7, 7)]
+HALVES += [(1, 11, 19), (1, 9, 25), (1, 11, 22), (2, 9, 17), (2, 10, 22)]
+"""Images, height, width of which a 1x1 convolution takes vectors across rows, the last one of one to eight pixels."""
+
+
+@each_row(BLOCKS)
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_last_vector_of_all_pixels_is_a_half(row: ConvKernel, count: int) -> None:
+    """Beside those that are a whole one; scratch memory holds NaN before, as the answer does."""
+    geometry, problem = Geometry(68, 35, (1, 1)), ConvProblem.of(Geometry(68, 35, (1, 1)))
+    weight, bias = sparse(geometry), torch.randn(35)
+    prepared = row.prepare(weight, geometry)
+    with threads(count):
+        for images, height, width in [*HALVES, (1, 5, 5), (1, 3, 19), (1, 9, 17), (1, 13, 13)]:
+            size = images, 68, height, width
+            row.run(torch.full(size, torch.nan), prepared, bias, problem)
+            x = torch.randn(size, generator=torch.Generator().manual_seed(width))
+            assert_convolution(row.run(x, prepared, bias, problem), x, weight, bias, geometry)
+
+
 @each_row(BLOCKS)
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)

@@ -12,21 +12,22 @@ namespace {
 
 // Into L2, `each` bytes on for every row of 32 numbers that is multiplied.
 struct Ahead {
-  const char* from;
+  uintptr_t from;  // a number: what is asked for may lie behind the panel's end
   int64_t each;
 
-  // Of unit `index` of `units` of a panel of so many rows. Without a panel that follows it asks for what is read.
-  static Ahead of(const float* read, const float* next, int64_t index, int64_t units, int64_t rows) {
-    if (next == nullptr) return {reinterpret_cast<const char*>(read), 0};
+  // Of unit `index` of `units` of a panel of so many rows; nothing where no panel follows.
+  static Ahead of(const float* next, int64_t index, int64_t units, int64_t rows) {
+    if (next == nullptr) return {0, 0};
     const int64_t each = ceil_div(4 * twofour::kDensePanel, units);
-    return {reinterpret_cast<const char*>(next) + index * each * rows, each};
+    return {reinterpret_cast<uintptr_t>(next) + static_cast<uintptr_t>(index * each * rows), each};
   }
   // The same of rows that are read so many times.
   Ahead spread(int64_t times) const { return {from, ceil_div(each, times)}; }
   TWOFOUR_INLINE void fetch() {
-    __builtin_prefetch(from, 0, 2);
-    if (each > 64) __builtin_prefetch(from + 64, 0, 2);
-    from += each;
+    if (each == 0) return;
+    __builtin_prefetch(reinterpret_cast<const void*>(from), 0, 2);
+    if (each > 64) __builtin_prefetch(reinterpret_cast<const void*>(from + 64), 0, 2);
+    from += static_cast<uintptr_t>(each);
   }
 };
 

@@ -59,7 +59,7 @@ struct FusedMatmul {
     // Numbers that a token leaves in a cache for the next pass over it.
     int64_t row = two() ? first.out * (gated() ? 2 : 1) : 0;
     if (!two() && !whole) row = (before.kernel ? last.in : 0) + (after.kernel ? last.out : 0);
-    if (row == 0) return tokens;
+    if (row == 0 || tokens == 0) return tokens;
     const int64_t fit = kStripBytes / (row * size()), panels = fit / kPanelStripTokens * kPanelStripTokens;
     const int64_t most = whole ? std::max(kStripTokens * threads, fit) : std::max(kPanelStripTokens * threads, panels);
     return least(tokens, round_up(ceil_div(tokens, ceil_div(tokens, most)), whole ? 1 : kPanelVector));
@@ -67,6 +67,7 @@ struct FusedMatmul {
   // A smaller strip may need more workspace.
   int64_t workspace() const {
     int64_t most = 0;
+    if (tokens == 0) return most;
     for (const Part* part : {&first, &gate, &last})
       for (int64_t rows : {strip(), (tokens - 1) % strip() + 1}) most = std::max(most, part->workspace(rows, threads, type));
     return most;

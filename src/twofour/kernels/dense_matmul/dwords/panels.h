@@ -237,7 +237,7 @@ void dword_panels(const Matmul& given, const Windows* windows = nullptr) {
         // A pass over a panel is one over all of its rows for each of its `wide` outputs.
         const int64_t panel = u / count, after = a.upwards ? panel - 1 : panel + 1, passes = kDensePanel / DwordPanels<D>::wide;
         const bool follows = begin / count <= after && after * count < end;
-        const Ahead ahead = Ahead::of(w.panel(panel), follows ? w.panel(after) : nullptr, b, count, w.dwords).spread(passes);
+        const Ahead ahead = Ahead::of(follows ? w.panel(after) : nullptr, b, count, w.dwords).spread(passes);
         dword_tokens_of<D>(next - first, a, w, panel, block(b), first, kept + first, ahead);
       }
     }

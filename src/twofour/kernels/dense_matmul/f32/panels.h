@@ -206,7 +206,7 @@ struct DensePass {
       DenseUnit unit{packed + b * plan.floats(), panel(at) + part * Plan::wide, inputs, token(b), row, rows, k == 0,
                      k + inputs == a.in_features, {}};
       const bool follows = begin / each() <= next && next * each() < end;
-      unit.ahead = Ahead::of(unit.weight, follows ? panel(next) : nullptr, u % each(), each(), inputs);
+      unit.ahead = Ahead::of(follows ? panel(next) : nullptr, u % each(), each(), inputs);
       if (taken > 1) add_token<V>(a, unit);
       else add_block_of<V>(token(b + 1) - token(b), a, unit);
     }
