@@ -36,6 +36,7 @@ WRITTEN = {
         "nm_conv": (5,),
         "hybrid_conv": (5,),
         "dense_int4_pack": (0,),
+        "dense_rows": (3,),
     },
     **{"layout_pack": (0,), "layout_unpack": (1, 2, 3, 4), "layout_refill": (0,), "attention": (4,), "norm": (4,)},
     "norm_to_bytes": (4, 5),

@@ -125,7 +125,8 @@ def factors_of_tokens(factor: Tensor, rows: Tensor, places: Tensor) -> Tensor:
         places: As in `Layout`, of which the size alone counts.
     """
     by_row = factor.flatten(0, -3) if factor.ndim > 2 else factor
-    return take_tokens(by_row.expand(*places.shape, factor.shape[-1]), rows)
+    # A row of its own for each sequence: rows that sequences share cannot be read as those of one batch.
+    return take_tokens(by_row.expand(*places.shape, factor.shape[-1]).contiguous(), rows)
 
 
 def _without_dead_code(module: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
