@@ -172,8 +172,10 @@ class Computing:
 
     def _find_rounded(self, weight: Packed) -> tuple[Pattern | None, str]:
         """Return as `find` what a dense weight of a file obeys; in whole numbers some of its zeros are roundings."""
-        found, because = self.find(weight.unpack())
-        return found, f"{because} in {weight.header.dtype}" if because and weight.header.encoding.scaled else because
+        found, because = self.find(values := weight.unpack())
+        counted = bool(self.forms) and values.shape[-1] % self.forms[-1].group == 0  # not a reason of shape alone
+        rounded = counted and because and weight.header.group  # int4's few numbers make zeros where floats had none
+        return found, f"{because} in {weight.header.dtype}" if rounded else because
 
     def pattern_of(self, name: str, weight: Packed | Tensor, said: Pattern | None) -> tuple[Pattern | None, str]:
         """Return what a weight (out, ..., in) obeys: what is said, else what its zeros show; and why nothing, "" else.

@@ -83,7 +83,7 @@ class HeadEmbedding(CompiledEmbedding):
             rows = look_up(self.prepared.at(self.place), input, self._shape[1]).to(self.weight_dtype)
         except KernelError as error:
             if unreadable(input) is None and memoryless(input) is None and not self._has(input):
-                embedding(input, torch.empty(1, 1, device="cpu"))  # raises, in torch's own words
+                embedding(input, torch.empty(1, 1, dtype=torch.float32, device="cpu"))  # raises, in torch's own words
             raise error.for_layer(self.name) from None
         return rows if self.scales is None else rows * embedding(input, self.scales).to(self.weight_dtype)
 

@@ -50,5 +50,6 @@ def require_whole(path: Path, metadata: Mapping[str, str], text: str, tensors: M
 
 
 def _next(text: str, seed: int) -> int:
-    content = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) if text else torch.empty(0).byte()
+    nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
+    content = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) if text else nothing
     return native.extension().digest(content, seed)
