@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 import twofour
 from cases.models import DENSE, EAGER, OPENVINO, ORT, SPARSE
 from cases.ragged import Embedder
-from cases.records import machine_line
+from cases.table import show_lines
 from models import Subject
 from models.encoder import SEQUENCE, minilm
 from twofour import engines
@@ -150,13 +149,4 @@ def line(record: Record) -> list[str]:
 
 def show(records: Sequence[Record], console: Console) -> None:
     """Print a line per cell, then what was not built and why."""
-    table = Table(box=None, pad_edge=False)
-    for index, head in enumerate(HEADS):
-        table.add_column(head, justify="right" if index > 1 else "left")
-    for record in records:
-        table.add_row(*line(record))
-    console.print(table)
-    for record in records:
-        for name, reason in dict(record.meta["missing"]).items():  # type: ignore[call-overload]
-            console.print(f"not built: {line(record)[0]}: {name}: {reason}", markup=False, soft_wrap=True)
-    console.print(machine_line(records[-1]), highlight=False, markup=False, soft_wrap=True)
+    show_lines(records, HEADS, line, console)

@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 import twofour
 from cases import models
 from cases.models import DENSE, EAGER, INDUCTOR, OPENVINO, ORT, SPARSE, Builders, Side
-from cases.records import machine_line
+from cases.table import show_lines
 from models import Subject
 from models.sweep import IMAGES, SWEEP, subject
 from twofour import engines
@@ -94,15 +93,4 @@ def line(record: Record) -> list[str]:
 
 def show(records: Sequence[Record], console: Console) -> None:
     """Print a line per cell, then what was not built and why."""
-    table = Table(box=None, pad_edge=False)
-    for index, head in enumerate(HEADS):
-        table.add_column(head, justify="right" if index > 1 else "left")
-    for record in records:
-        table.add_row(*line(record))
-    console.print(table)
-    for record in records:
-        missing = record.meta["missing"]
-        assert isinstance(missing, dict), missing
-        for name, reason in missing.items():
-            console.print(f"not built: {line(record)[0]}: {name}: {reason}", markup=False, soft_wrap=True)
-    console.print(machine_line(records[-1]), highlight=False, markup=False, soft_wrap=True)
+    show_lines(records, HEADS, line, console)

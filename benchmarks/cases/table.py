@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -42,6 +42,24 @@ def show_linear(records: Sequence[Record], console: Console) -> None:
         f"worst {noise[-1]:.1%}",
         highlight=False,
     )
+    console.print(machine_line(records[-1]), highlight=False, markup=False, soft_wrap=True)
+
+
+def show_lines(
+    records: Sequence[Record], heads: Sequence[str], line: Callable[[Record], list[str]], console: Console
+) -> None:
+    """Print a line per cell under `heads`, of which the first two are words, then what was not built and why."""
+    table = Table(box=None, pad_edge=False)
+    for index, head in enumerate(heads):
+        table.add_column(head, justify="right" if index > 1 else "left")
+    for record in records:
+        table.add_row(*line(record))
+    console.print(table)
+    for record in records:
+        missing = record.meta["missing"]
+        assert isinstance(missing, dict), missing
+        for name, reason in missing.items():
+            console.print(f"not built: {line(record)[0]}: {name}: {reason}", markup=False, soft_wrap=True)
     console.print(machine_line(records[-1]), highlight=False, markup=False, soft_wrap=True)
 
 
