@@ -26,6 +26,7 @@ KEY = (
     "example",
     "batch",
     "tokens",
+    "size",
     "threads",
     "weights",
     "dtype",

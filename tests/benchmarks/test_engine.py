@@ -265,6 +265,13 @@ def test_ragged_times_packed_and_padded_batches(monkeypatch, capsys: pytest.Capt
         ragged.cells(["nothing"], ["float32"], [8], [1])
 
 
+def test_every_size_of_lengths_has_a_record_of_its_own():
+    from cases import lengths, records
+
+    cells = lengths.cells(lengths.SIZES, ["float32", "int8"], [1, 2])
+    assert len({records.key(cell) for cell in cells}) == len(cells) == 4 * len(lengths.SIZES)
+
+
 @pytest.mark.long
 def test_lengths_are_served_by_one_compiled_model(monkeypatch, capsys: pytest.CaptureFixture[str]):
     transformers = pytest.importorskip("transformers", reason="needs the extra [text]")
