@@ -23,6 +23,7 @@ import twofour
 from tests.forked import status_of
 from twofour.checkpoints import Checkpoint
 from twofour.errors import FormatError
+from twofour.native import mapped
 from twofour.native.mapped import MappedFile
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="files are guarded by leases on Linux alone")
@@ -180,6 +181,39 @@ def test_a_table_is_the_pages_of_its_file_for_as_long_as_it_lives(path: Path) ->
     del fast, other, held
     gc.collect()
     assert not leased(path) and str(path) not in Path("/proc/self/maps").read_text()
+
+
+def resident(path: Path) -> int:
+    """Return the bytes of a file's pages that this process holds."""
+    found, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            inside = line.endswith(str(path))
+        elif inside and line.startswith("Rss:"):
+            found += int(line.split()[1]) * 1024
+    return found
+
+
+@linux
+def test_pages_that_no_call_has_read_take_no_memory(path: Path) -> None:
+    fast, other = (twofour.load(path, empty(), tokens=(1,), graph=False) for _ in range(2))
+    assert on_pages(table(fast), path)
+    shared = sum(one.nbytes for one in fast.parameters() if on_pages(one, path))
+    assert resident(path) < shared / 2, "two models of one file, of which only ends of tensors were read"
+    want = twofour.export.read(path).plain["0.weight"]
+    assert torch.equal(table(fast), want) and resident(path) >= shared / 2
+    mapped.forget(other.parameters())
+    assert torch.equal(table(other), want)
+
+
+@linux
+def test_pages_that_are_the_processs_own_are_not_forgotten(path: Path) -> None:
+    fast = twofour.load(path, empty(), tokens=(1,))
+    want = twofour.export.read(path).plain["0.weight"]
+    cut(path)
+    assert not on_pages(table(fast), path)
+    mapped.forget(fast.parameters())
+    assert torch.equal(table(fast), want)
 
 
 @linux

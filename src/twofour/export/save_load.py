@@ -28,6 +28,7 @@ from twofour.export.shards import write_folder
 from twofour.files import named
 from twofour.layers import describe_schemes, describe_stored, require_unwrapped
 from twofour.masks import Mask
+from twofour.native.mapped import forget
 from twofour.packing import Packed, pack
 
 logger = logging.getLogger("twofour.export")
@@ -169,6 +170,8 @@ def load(
 
     loaded = filled()
     native.release_free_memory()  # the file's bytes lay between the layouts made from them: as much again
+    if not masked:
+        forget(loaded.parameters())  # what a call reads of a table comes back from the file
     return loaded
 
 

@@ -24,8 +24,9 @@ namespace twofour {
 namespace {
 
 #ifdef __linux__
-// A place of the table. kComing: its file keeps the lease, nobody looks at its pages; kOwn: they are the process's own.
-enum State { kFree, kClaimed, kComing, kMapped, kOwn };
+// A place of the table. kComing: its file keeps the lease, nobody looks at its pages; kOwning: one thread makes them the
+// process's own; kOwn: they are.
+enum State { kFree, kClaimed, kComing, kMapped, kOwning, kOwn };
 
 struct Part {
   std::atomic<int> state;
@@ -59,15 +60,17 @@ void own_parts(bool all) {
   running++;
   const int count = places;
   for (int i = 0; i < count; i++)
-    if (parts[i].state == kMapped && (all || leaving(parts[i].file)) && own(parts[i])) {
-      int mapped = kMapped;  // it may have been given up meanwhile
-      parts[i].state.compare_exchange_strong(mapped, kOwn);
+    if (int mapped = kMapped; parts[i].state == kMapped && (all || leaving(parts[i].file)) &&
+                              parts[i].state.compare_exchange_strong(mapped, kOwning)) {
+      const int found = own(parts[i]) ? kOwn : kMapped;
+      int owning = kOwning;  // it may have been given up meanwhile
+      parts[i].state.compare_exchange_strong(owning, found);
     }
   for (int i = 0; i < count; i++) {
     bool guards = parts[i].state != kOwn;
     for (int j = 0; j < count && !guards; j++) {
       const int state = parts[j].state;
-      guards = (state == kComing || state == kMapped) && parts[j].file == parts[i].file;
+      guards = (state == kComing || state == kMapped || state == kOwning) && parts[j].file == parts[i].file;
     }
     if (!guards) fcntl(parts[i].file, F_SETLEASE, F_UNLCK);
   }
@@ -100,8 +103,24 @@ int lease_file(int file) {
 
 void leave_pages(int place) {
   if (place < 0 || place >= places) return;
-  parts[place].state = kFree;
+  parts[place].state = kClaimed;
   while (running) sched_yield();  // a handler may be copying them
+  parts[place].state = kFree;
+}
+
+// The whole pages of a part, back to the system, which reads them from its file again: nobody has written to them.
+void forget_pages(const Operand& pages) {
+  const View view = Border("forget_pages").dense(pages, "pages", {Type::u8});
+  const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)), begin = reinterpret_cast<uintptr_t>(view.data);
+  const uintptr_t first = (begin + page - 1) / page * page, last = (begin + static_cast<size_t>(view.count())) / page * page;
+  for (int i = 0; i < places && first < last; i++) {
+    int mapped = kMapped;
+    if (parts[i].begin != reinterpret_cast<char*>(begin / page * page)) continue;
+    if (!parts[i].state.compare_exchange_strong(mapped, kComing)) continue;  // they may be no file's any more
+    madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+    parts[i].state = kMapped;
+    if (leaving(parts[i].file)) own_parts(false);  // a writer came meanwhile
+  }
 }
 
 int guard_pages(const Operand& pages, int file) {
@@ -125,11 +144,16 @@ int guard_pages(const Operand& pages, int file) {
   return -1;
 }
 
-void own_pages() { own_parts(true); }
+void own_pages() {
+  own_parts(true);
+  for (int i = 0; i < places; i++)
+    while (parts[i].state == kOwning) sched_yield();  // another thread's handler copies it
+}
 #else
 int lease_file(int) { return ENOSYS; }
 int guard_pages(const Operand&, int) { return -1; }
 void leave_pages(int) {}
+void forget_pages(const Operand&) {}
 void own_pages() {}
 #endif
 
@@ -140,6 +164,7 @@ void bind_mapped(nb::module_& m) {
   m.def("lease_file", [](int file) { return lease_file(file); });
   m.def("guard_pages", [](const Operand& pages, int file) { return guard_pages(pages, file); });
   m.def("leave_pages", [](int place) { leave_pages(place); });
+  m.def("forget_pages", [](const Operand& pages) { forget_pages(pages); });
   m.def("own_pages", [] { own_pages(); });
 }
 

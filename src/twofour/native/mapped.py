@@ -24,7 +24,7 @@ from torch import Tensor
 from twofour.native import extension
 from twofour.native.pages import LEAST
 
-__all__ = ["LEAST", "MappedFile", "mapped_bytes"]
+__all__ = ["LEAST", "MappedFile", "forget", "mapped_bytes"]
 
 
 _REASONS = {
@@ -109,12 +109,29 @@ def _leave(pages: _Pages, place: int, begin: int, nbytes: int) -> None:
         pages.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
+def forget(tensors: Iterable[Tensor]) -> None:
+    """Let plain tensors that are pages of files take no memory until they are read again, page by page.
+
+    A file that was just read for its digest is in memory as a whole. Nobody may have written to the tensors: what was
+    written would be lost.
+    """
+    for one in _mapped(tensors):
+        whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(one.untyped_storage())
+        extension().forget_pages(whole)
+
+
 def mapped_bytes(tensors: Iterable[Tensor]) -> int:
     """Return how many bytes of plain tensors, each counted once, are pages of files."""
+    return sum(one.nbytes for one in _mapped(tensors))
+
+
+def _mapped(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return the plain tensors that are pages of files, each memory once."""
     spans = [
         (address, address + len(pages))
         for pages in list(_ALIVE)
         for address in [torch.frombuffer(pages, dtype=torch.uint8, count=1).data_ptr()]
     ]
-    sizes = {one.data_ptr(): one.nbytes for one in tensors if spans and type(one) in (Tensor, torch.nn.Parameter)}
-    return sum(size for at, size in sizes.items() if any(a <= at < b for a, b in spans))
+    plain = (one for one in tensors if spans and type(one) in (Tensor, torch.nn.Parameter))
+    found = {one.data_ptr(): one for one in plain if one.layout is torch.strided and one.is_cpu}
+    return [one for at, one in found.items() if any(a <= at < b for a, b in spans)]
