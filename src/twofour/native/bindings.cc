@@ -38,9 +38,11 @@ NB_MODULE(_ext, m) {
   m.def("collapse_huge_pages",
         [](uintptr_t address, size_t bytes) { advise_huge_pages(reinterpret_cast<void*>(address), bytes, true); });
   m.def("release_free_memory", [] {
+    const size_t freed = Scratch::release_all();
 #ifdef __GLIBC__
     malloc_trim(0);
 #endif
+    return freed;
   });
   bind_nm_mask(m);
   bind_nm_stripes(m);

@@ -1,6 +1,7 @@
 // Scratch memory for kernels: kept between calls, never shared by two calls at once, so that kernels are re-entrant.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -89,7 +90,39 @@ class Scratch {
     std::pair<void*, size_t> buffer_;
   };
 
+  Scratch() : next_(newest().load()) {
+    while (!newest().compare_exchange_weak(next_, this)) {
+    }
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  // Frees the buffers of all that no call has now, and returns their bytes: compile measures at more tokens than are
+  // served, and what that took would stay for the process. The next call takes what it needs.
+  static size_t release_all() {
+    size_t freed = 0;
+    for (Scratch* one = newest(); one; one = one->next_) freed += one->release();
+    return freed;
+  }
+
  private:
+  // All of the library, the newest first. They are static: none ever goes.
+  static std::atomic<Scratch*>& newest() {
+    static std::atomic<Scratch*> first{nullptr};
+    return first;
+  }
+
+  size_t release() {
+    std::vector<std::pair<void*, size_t>> gone;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      gone.swap(free_);
+    }
+    size_t freed = 0;
+    for (const auto& [data, bytes] : gone) free_aligned(data), freed += bytes;
+    return freed;
+  }
+
   std::pair<void*, size_t> take(size_t bytes) {
     if (bytes == 0) return {nullptr, 0};
     if (bytes > static_cast<size_t>(PTRDIFF_MAX) - kHugePage) throw NoWorkspace(0);
@@ -120,6 +153,7 @@ class Scratch {
     free_.push_back(buffer);
   }
 
+  Scratch* next_;
   std::mutex mutex_;
   // Never destroyed: a thread may be at work while the process ends.
   std::vector<std::pair<void*, size_t>>& free_ = *new std::vector<std::pair<void*, size_t>>;
