@@ -1,10 +1,11 @@
 """Capturing a model: any batch and length where torch can, the example's sizes where not, else a clear refusal."""
 
+import gc
 from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.fx import config as fx_config
 
 from twofour.capture import KEPT, Guard, arguments, capture, changes_in_place, forward
@@ -297,3 +298,17 @@ def test_why_attempts_failed_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(CompileError):
         capture(Asking(), {"x": torch.randn(1, 8)})
     assert said == ["capture with any sizes failed: ValueError: no such call of 2 axes"]
+
+
+def _alive() -> int:
+    gc.collect()
+    return sum(isinstance(one, fx.Node | fx.GraphModule) for one in gc.get_objects())
+
+
+def test_nothing_of_a_capture_stays_behind() -> None:
+    model, example = Block().eval(), {"x": torch.randn(2, 3, 8)}
+    before = _alive()
+    graph = capture(model, example)
+    assert _alive() > before
+    del graph
+    assert _alive() <= before

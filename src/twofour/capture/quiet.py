@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import config as fx_config
 
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Let torch warn of nothing inside, which are its own deprecations, log nothing and keep no stack traces."""
-    with warnings.catch_warnings(), without_torchs_log(), _without_stack_traces():
+    """Let torch warn of nothing inside, which are its own deprecations, log nothing, keep no stack traces, no graph."""
+    with warnings.catch_warnings(), without_torchs_log(), _without_stack_traces(), _forgetting():
         warnings.simplefilter("ignore")  # whatever fails raises
         yield
 
@@ -31,6 +32,22 @@ def _without_stack_traces() -> Iterator[None]:
         yield
     finally:
         fx_config.do_not_emit_stack_traces = before
+
+
+@contextmanager
+def _forgetting() -> Iterator[None]:
+    """Let torch forget after a capture what it keeps for the next one.
+
+    The nodes that values came from, for its messages: the whole graph with its weights. And what operators answered
+    to sizes, with the symbols of these and all that is known of them.
+    """
+    try:
+        yield
+    finally:
+        proxies = sys.modules.get("torch.fx.experimental.proxy_tensor")
+        getattr(proxies, "_FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT", {}).clear()
+        if clear := getattr(FakeTensorMode, "cache_clear", None):
+            clear()
 
 
 @contextmanager
