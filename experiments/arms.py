@@ -69,10 +69,10 @@ class Arm:
         """Whether `twofour.finetune` prunes the model itself."""
         return self.criterion in WHOLE
 
-    def apply(self, model: nn.Module, task: Task, seed: int) -> None:
-        """Prune the model in place, as the row says."""
+    def drawn_for(self, task: Task, seed: int) -> dict[str, Any]:
+        """Draw the data, and return the arguments of `twofour.prune` that hold them."""
         if self.pattern == DENSE:
-            return
+            return {}
         given: dict[str, Any] = {"samples": SAMPLES}
         if self.criterion in FOLLOW_LOSS:
             torch.manual_seed(seed)
@@ -83,6 +83,12 @@ class Arm:
             given["data"] = task.calibration()
         if self.permuted:
             given |= {"permute": True, "example": task.example()}
+        return given
+
+    def apply(self, model: nn.Module, task: Task, seed: int, given: dict[str, Any]) -> None:
+        """Prune the model in place, as the row says; `given` is what `drawn_for` returned."""
+        if self.pattern == DENSE:
+            return
         # A random mask must differ from seed to seed; its parameter is part of the criterion's text.
         chosen = f"random:seed={seed}" if self.criterion == "random" else self.criterion
         model.eval()

@@ -59,7 +59,7 @@ def test_every_arm_prunes_as_it_is_called():
             continue
         task = toy()
         model = task.network(0)
-        arm.apply(model, task, 3)
+        arm.apply(model, task, 3, arm.drawn_for(task, 3))
         assert {mask.pattern.name for mask in masks.of(model).values()} == {arm.pattern}
         assert twofour.check(model).ok
 
