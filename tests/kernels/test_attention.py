@@ -441,6 +441,19 @@ def test_int8_keeps_keys_that_nobody_sees_out_of_its_ranges(every_isa: str) -> N
         torch.testing.assert_close(in_int8(q, k, v, added), in_int8(q, k[:, :, :29], v[:, :, :29], added[:29]))
 
 
+def test_int8_of_a_batch_with_padding_is_that_of_its_sentences(every_isa: str) -> None:
+    """Keys behind a sentence are left out, in a batch whose other sentences see all, one, or keys with a hole."""
+    q, k, v = (t.bfloat16() for t in operands(5, 3, 1, 17, 140, 32, 32))
+    seen = torch.arange(140) < torch.tensor([140, 29, 1, 65, 130])[:, None]
+    seen[4, 7:80] = False
+    q[3, :, 3] *= 1e6  # whose steps are coarse: computed in floats
+    got = in_int8(q, k, v, seen[:, None, None])
+    for at, keys in enumerate(seen):
+        one = (q[at : at + 1], k[at : at + 1][:, :, keys], v[at : at + 1][:, :, keys])
+        assert torch.equal(got[at : at + 1], in_int8(*one)) or at == 3
+        torch.testing.assert_close(got[at : at + 1], in_int8(*one), atol=1e-3, rtol=2**-7)
+
+
 def test_int8_of_numbers_that_are_not_finite(every_isa: str) -> None:
     q, k, v = (t.bfloat16() for t in operands(2, 2, 1, 14, 20, 32, 32))
     want = in_int8(q, k, v)
@@ -711,6 +724,7 @@ def test_bytes_are_their_reference_to_the_bit(every_isa: str, sizes: tuple[int, 
         (None, False),
         (None, True),
         (torch.rand(batch, 1, 1, keys) > 0.3, False),
+        ((torch.arange(keys) < keys - 1 - 3 * torch.arange(batch)[:, None])[:, None, None], False),
         (torch.randn(queries, keys), False),
     ):
         want = bytes_reference(q, k, v, *steps, mask, causal=causal)

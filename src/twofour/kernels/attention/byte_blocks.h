@@ -27,6 +27,29 @@ struct ByteBlocks : BytePanels {
   static int64_t bytes(const Attention& a) { return Plan(a, kRows).bytes(); }
 
   static void run(const Attention& a, int64_t begin, int64_t end, void* workspace) {
+    for (int64_t item = begin, last; item < end; item = last) {
+      const int64_t batch = item / a.heads;
+      last = least(end, (batch + 1) * a.heads);
+      run_heads(on_seen_keys(a, batch), a, item, last, workspace);
+    }
+  }
+
+  // The call on the keys that a batch entry sees, without a mask, where those are its first ones: padding takes no time then. Of
+  // keys that a mask hides ranges hold nothing and weights are 0, so that the bits are the same.
+  static Attention on_seen_keys(const Attention& a, int64_t batch) {
+    Attention found = a;
+    if (a.mask_kind != AttentionMask::keep || a.causal || !one_mask(a)) return found;
+    const uint8_t* kept = static_cast<const uint8_t*>(a.mask) + a.mask_at(batch, 0, 0);
+    int64_t count = 0;
+    while (count < a.keys && kept[count]) ++count;
+    for (int64_t j = count; j < a.keys; ++j)
+      if (kept[j]) return found;
+    if (count > 0) found.keys = count, found.mask_kind = AttentionMask::none;
+    return found;
+  }
+
+  // Heads of one batch entry. `given` is the call as it was made, `a` on its keys alone; both plans fit the workspace.
+  static void run_heads(const Attention& a, const Attention& given, int64_t begin, int64_t end, void* workspace) {
     const Plan plan(a, kRows);
     const Room room(plan, static_cast<char*>(workspace));
     const float coarsest = coarsest_unit(a.width);
@@ -77,7 +100,7 @@ struct ByteBlocks : BytePanels {
         for (float unit : units) coarse |= unit > coarsest;
         for (int r = 0; r < rows && coarse && !whole; ++r)
           if (units[r] > coarsest && units[r] <= __FLT_MAX__)
-            FewQueries<FloatCells<E>>::run_row(a, batch, head, q, a.key_rows<E>(batch, key_head),
+            FewQueries<FloatCells<E>>::run_row(given, batch, head, q, a.key_rows<E>(batch, key_head),
                                                a.value_rows<E>(batch, key_head), out, first + r, room.scores);
       }
     }

@@ -69,11 +69,15 @@ struct BytePanels {
     }
   };
 
+  // Whether a batch entry has one mask for all queries and heads.
+  static bool one_mask(const Attention& a) {
+    return (a.mask_strides.row == 0 || a.queries == 1) && (a.mask_strides.head == 0 || a.heads == 1);
+  }
+
   // Of a mask that is one for all queries and heads, which keys it leaves: 1 for each of them. Null where all are seen, where
   // none is, and where queries see different keys.
   static const uint8_t* seen_keys(const Attention& a, int64_t batch, uint8_t* seen) {
-    const bool alike = (a.mask_strides.row == 0 || a.queries == 1) && (a.mask_strides.head == 0 || a.heads == 1);
-    if (a.mask_kind == AttentionMask::none || !alike) return nullptr;
+    if (a.mask_kind == AttentionMask::none || !one_mask(a)) return nullptr;
     const int64_t at = a.mask_at(batch, 0, 0);
     int64_t count = 0;
     for (int64_t j = 0; j < a.keys; ++j) {
