@@ -245,6 +245,39 @@ def test_a_constant_of_another_type_is_another_call(by: object, monkeypatch: pyt
     assert not _served(fast, monkeypatch, x=x, ids=ids, by=by)
 
 
+class Looks(nn.Module):
+    """Looks ids up where a mask leaves them, with numbers of their own beside it; `adds` computes with the ids."""
+
+    def __init__(self, adds: bool) -> None:
+        super().__init__()
+        self.adds, self.table = adds, nn.Embedding(50, 64)
+        self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 64)
+
+    def forward(self, ids: Tensor, mask: Tensor, scale: Tensor | None = None) -> Tensor:
+        if scale is None:
+            scale = torch.ones(ids.shape, device=ids.device)
+        found = self.table(ids + 1 if self.adds else ids) * (mask[:, :, None] != 0) * scale[:, :, None]
+        return self.down(torch.relu(self.up(found)))
+
+
+def test_ids_of_int32_enter_a_graph_as_int64(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    ids, mask = torch.randint(0, 49, (3, 7)), torch.tensor([[1, 1, 1, 1, 1, 0, 0]]).expand(3, 7)
+    for adds in (False, True):
+        for dtype in ("float32", "int8"):
+            model = twofour.prune(Looks(adds), "2:4", skip=["table"]).eval()
+            fast = quick(model, (ids, mask), dtype=dtype, graph=True)
+            for given in ((ids, mask), (ids[:2, :5], mask[:2, :5]), (ids.flip(1), mask)):
+                want = fast(*given)
+                for types in ((torch.int32, torch.int32), (torch.int64, torch.int32), (torch.int32, torch.int64)):
+                    small = tuple(one.to(kind) for one, kind in zip(given, types, strict=True))
+                    assert _served(fast, monkeypatch, ids=small[0], mask=small[1]) == (
+                        not adds or types[0] is torch.int64
+                    )
+                    if not adds:
+                        assert torch.equal(fast(*small), want)
+    assert sum("`ids`" in record.message for record in caplog.records) == 2
+
+
 class Windows(nn.Module):
     """Overlapping windows by the strides of the input, as Longformer's."""
 

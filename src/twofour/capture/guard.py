@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path
 
 from twofour.capture.call import alike
@@ -23,6 +23,9 @@ READ_STRIDES = (
 )
 """Operators whose answer, or whether there is one, depends on how their operand lies in memory."""
 
+_VIEWS = ("view", "unsqueeze", "squeeze", "expand", "slice", "select", "alias", "permute", "transpose", "clone")
+_LOOKED_AT = ("sym_size", "eq", "ne", "gt", "ge", "lt", "le")
+
 
 class Guard:
     """Tells whether a captured graph holds for given leaves: same structure and constants, sizes within its guards.
@@ -30,6 +33,7 @@ class Guard:
     Attributes:
         inputs: Structure of what a call gives.
         free: (leaf, axis) of the sizes that may differ from the example's.
+        ids: Leaves of int64 that may be int32 as well: they are made int64 where a graph is entered.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -37,6 +41,8 @@ class Guard:
         nodes = [node.meta.get("val") for node in graph.module.graph.nodes if node.op == "placeholder"]
         tensors = [(index, value) for index, value in enumerate(nodes) if isinstance(value, Tensor)]
         self.kinds = [(index, value.dtype, value.ndim) for index, value in tensors]
+        places = [node for node in graph.module.graph.nodes if node.op == "placeholder"]
+        self.ids = {at for at, dtype, _ in self.kinds if dtype is torch.int64 and _for_their_values(places[at])}
         axes = [(index, axis, size) for index, value in tensors for axis, size in enumerate(value.shape)]
         self.fixed = [(index, axis, size) for index, axis, size in axes if isinstance(size, int)]
         self.free = {(index, axis) for index, axis, size in axes if not isinstance(size, int)}
@@ -103,13 +109,15 @@ class Guard:
             return False
 
     def leaves(self, given: Mapping[str, Any]) -> list[Any] | None:
-        """Return the leaves of what a call gives, or None where the graph does not hold for them."""
+        """Return the leaves of a call, ids of int32 as int64, or None where the graph does not hold for them."""
         leaves, spec = tree_flatten(given)
         if spec != self.inputs.spec:
             leaves, spec = tree_flatten(_alike(given, self._held()))
         if spec != self.inputs.spec or self._fault(leaves) is not None:
             return None
-        return leaves if self._holds(given) else None
+        if not self._holds(given):
+            return None
+        return [leaf.long() if index in self.ids else leaf for index, leaf in enumerate(leaves)]
 
     @property
     def names(self) -> list[str]:
@@ -141,7 +149,12 @@ class Guard:
                 return index, f", and the graph holds for {_shown(value)}"
         for index, dtype, ndim in self.kinds:
             leaf = leaves[index]
-            if not isinstance(leaf, Tensor) or leaf.dtype != dtype or leaf.ndim != ndim or not leaf.is_cpu:
+            if (
+                not isinstance(leaf, Tensor)
+                or leaf.ndim != ndim
+                or not leaf.is_cpu
+                or not self._is_of(index, leaf, dtype)
+            ):
                 return index, f", and the graph holds for {dtype} of {ndim} axes on the CPU"
             if leaf.is_nested or not leaf.numel() or leaf.layout is not torch.strided:
                 return index, ": empty, or not strided"
@@ -156,6 +169,9 @@ class Guard:
             if leaves[index].size(axis) == 1:
                 return index, f", and the graph holds for sizes over 1 on axis {axis}"
         return None
+
+    def _is_of(self, index: int, leaf: Tensor, dtype: torch.dtype) -> bool:
+        return leaf.dtype is dtype or (leaf.dtype is torch.int32 and index in self.ids)
 
     def _held(self) -> dict[str, Any]:
         """Return what the graph takes, built as it takes it, without values."""
@@ -173,6 +189,26 @@ class Guard:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_test": None}
+
+
+def _for_their_values(node: fx.Node) -> bool:
+    """Tell whether numbers are looked up, compared or converted alone, so that int32 answers what int64 does.
+
+    Sums and products of int32 wrap around elsewhere, and are int32 in an answer.
+    """
+    return all(_is_for_values(user, node) for user in node.users)
+
+
+def _is_for_values(user: fx.Node, of: fx.Node) -> bool:
+    name = getattr(user.target, "__name__", "").split(".")[0]  # of aten.embedding.default "embedding.default"
+    if user.op != "call_function" or user.target is torch.ops.aten.view.dtype:
+        return False
+    if name in _VIEWS:
+        return _for_their_values(user)
+    if name in ("to", "_to_copy"):
+        found = user.meta["val"].dtype
+        return found.is_floating_point or found is torch.bool
+    return name in _LOOKED_AT or (name in ("embedding", "rows") and user.args[1] is of)
 
 
 def _strides(graph: Graph) -> dict[int, tuple[int, ...] | None]:

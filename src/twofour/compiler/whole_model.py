@@ -202,8 +202,11 @@ class WholeModel:
         """Note that the graph holds for calls that lie as this one, and in which order it takes their tensors.
 
         What was made for an input that they leave out follows from their sizes: a copy of it is kept, and copied for
-        each call, since a model may answer with it, and the caller write to its answer.
+        each call, since a model may answer with it, and the caller write to its answer. Ids of int32 are made int64
+        each time.
         """
+        if any(value.dtype is torch.int32 for value in values):
+            return
         places = {id(value): place for place, value in enumerate(values)}
         made = [leaf for leaf in leaves if id(leaf) not in places]
         kept = not made or (self.complete is not None and all(isinstance(leaf, Tensor) for leaf in made))
