@@ -167,6 +167,17 @@ def assert_strips(row: Kernel, how: str, cases: list[tuple[int, tuple[int, int, 
         near(in_place, fused.reference(x, other, None, behind)[1], NEAR[row.dtype])
 
 
+@in_turn("tokens", [129, 300, 515])
+def test_small_weights_are_read_for_shorter_strips(tokens: int) -> None:
+    """512 hidden numbers beside 64 KB of weights: strips of 80 to 128 tokens where 512 would fit."""
+    for fused in (made(BEST, (16, 512, 24)), made(SPARSE, (16, 512, 24)), made(SPARSE, (16, 256, 24), gated=True)):
+        x, other, (ahead, behind) = torch.randn(tokens, 16), torch.randn(tokens, 24), norms((16, 512, 24))
+        for before in (None, ahead):
+            found = fused.run(x, other, before, behind, keep=True)
+            for y, want in zip(found, in_float64(fused, x, other, before, behind), strict=True):
+                near(y, want, 1e-4)
+
+
 def near(found: Tensor, wanted: Tensor, share: float) -> None:
     """Raise where an answer is further off than a share of the largest number there is."""
     most = wanted.abs().max().item() if wanted.numel() else 0.0

@@ -15,6 +15,8 @@
 namespace twofour {
 
 constexpr int64_t kStripBytes = 1 << 20;    // of what is between the products: an L2
+constexpr int64_t kSmallStrip = 1 << 18;    // the same beside weights that stay in that L2: reading them again is cheap
+constexpr int64_t kSmallWeights = 1 << 19;  // bytes of those weights, as if they were dense
 constexpr int64_t kStripTokens = 64;        // at least, for each thread: a strip reads the weights from memory once more
 constexpr int64_t kPanelStripTokens = 128;  // the same of products that work on panels of up to so many tokens
 constexpr int64_t kPanelVector = 16;        // tokens of a vector of those, at most
@@ -52,6 +54,9 @@ struct FusedMatmul {
   // What reads x first, and normalises it where it can.
   const Part& reader() const { return gated() ? gate : two() ? first : last; }
 
+  // Numbers of all weights, zeros too.
+  int64_t numbers() const { return last.in * last.out + (two() ? first.in * first.out * (gated() ? 2 : 1) : 0); }
+
   // Tokens of a strip; the last one may have fewer. Beside panels a strip is whole vectors of them: two of 98 and 99 tokens
   // take 14 vectors of 16, of 112 and 85 tokens 13.
   int64_t strip() const {
@@ -60,7 +65,8 @@ struct FusedMatmul {
     int64_t row = two() ? first.out * (gated() ? 2 : 1) : 0;
     if (!two() && !whole) row = (before.kernel ? last.in : 0) + (after.kernel ? last.out : 0);
     if (row == 0 || tokens == 0) return tokens;
-    const int64_t fit = kStripBytes / (row * size()), panels = fit / kPanelStripTokens * kPanelStripTokens;
+    const int64_t bytes = numbers() * size() <= kSmallWeights ? kSmallStrip : kStripBytes;
+    const int64_t fit = bytes / (row * size()), panels = fit / kPanelStripTokens * kPanelStripTokens;
     const int64_t most = whole ? std::max(kStripTokens * threads, fit) : std::max(kPanelStripTokens * threads, panels);
     return least(tokens, round_up(ceil_div(tokens, ceil_div(tokens, most)), whole ? 1 : kPanelVector));
   }
