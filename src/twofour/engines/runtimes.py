@@ -10,9 +10,9 @@ import copy
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Concatenate, ParamSpec, Protocol
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ Array = np.ndarray[Any, Any]
 Answer = Callable[[], "Tensor | Array"]
 Session = Callable[[Sequence[Array]], Array]
 """A runtime's model, called with one array for each input."""
+P = ParamSpec("P")
 HINTS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32", "int4": "f32"}
 
 
@@ -72,22 +73,6 @@ def inductor(subject: Subject, dtype: str, threads: int, *, freezing: bool = Tru
     return answer
 
 
-def openvino(
-    subject: Subject, dtype: str, threads: int, *, sparse_rate: float | None = None, weights: bool = False
-) -> Answer:
-    """OpenVINO with static shapes and the precision hint of `dtype`; it would default to bfloat16 on this hardware.
-
-    Args:
-        subject: Model and inputs.
-        dtype: int8 and int4 are quantised with nncf.
-        threads: Its own threads, in one stream.
-        sparse_rate: Share of zeros from which it keeps weights compressed and decompresses them while computing.
-        weights: int8 of the weights alone, without calibration.
-    """
-    run = openvino_session(subject, dtype, threads, sparse_rate=sparse_rate, weights=weights)
-    return partial(run, arrays_of(subject.inputs))
-
-
 def openvino_session(
     subject: Subject,
     dtype: str,
@@ -97,15 +82,15 @@ def openvino_session(
     weights: bool = False,
     free: tuple[int, ...] = (),
 ) -> Session:
-    """As `openvino`, for inputs that are given with each call.
+    """OpenVINO with the precision hint of `dtype`; it would default to bfloat16 on this hardware.
 
     Args:
         subject: Model and inputs.
-        dtype: As of `openvino`.
-        threads: As of `openvino`.
-        sparse_rate: As of `openvino`.
-        weights: As of `openvino`.
-        free: Axes of every input whose sizes may differ from the example's.
+        dtype: int8 and int4 are quantised with nncf.
+        threads: Its own threads, in one stream.
+        sparse_rate: Share of zeros from which it keeps weights compressed and decompresses them while computing.
+        weights: int8 of the weights alone, without calibration.
+        free: Axes of every input whose sizes may differ from the example's; the others are static.
     """
     import openvino as ov  # pyright: ignore[reportMissingImports]
 
@@ -125,7 +110,9 @@ def openvino_session(
     return lambda arrays: request.infer(list(arrays), share_inputs=True, share_outputs=True)[0]
 
 
-def onnxruntime(subject: Subject, dtype: str, threads: int, *, optimised: Path | None = None) -> Answer:
+def onnxruntime_session(
+    subject: Subject, dtype: str, threads: int, *, optimised: Path | None = None, free: tuple[int, ...] = ()
+) -> Session:
     """ONNX Runtime's CPU provider on a graph exported by torch; int8 with its dynamic quantisation.
 
     Args:
@@ -133,20 +120,6 @@ def onnxruntime(subject: Subject, dtype: str, threads: int, *, optimised: Path |
         dtype: float32, int8 or int4.
         threads: Its own threads.
         optimised: Where to write the graph that it runs.
-    """
-    return partial(onnxruntime_session(subject, dtype, threads, optimised=optimised), arrays_of(subject.inputs))
-
-
-def onnxruntime_session(
-    subject: Subject, dtype: str, threads: int, *, optimised: Path | None = None, free: tuple[int, ...] = ()
-) -> Session:
-    """As `onnxruntime`, for inputs that are given with each call.
-
-    Args:
-        subject: Model and inputs.
-        dtype: As of `onnxruntime`.
-        threads: As of `onnxruntime`.
-        optimised: As of `onnxruntime`.
         free: Axes of every input, and of the output, whose sizes may differ from the example's.
     """
     import onnxruntime as ort
@@ -166,6 +139,23 @@ def onnxruntime_session(
     places = {entry.name: int(entry.name.removeprefix("input")) for entry in session.get_inputs()}
     answer = session.get_outputs()[0].name
     return lambda arrays: np.asarray(session.run([answer], {name: arrays[at] for name, at in places.items()})[0])
+
+
+def _on_inputs(session: Callable[Concatenate[Subject, P], Session]) -> Callable[Concatenate[Subject, P], Answer]:
+    """Return the builder of a call on the subject's own inputs, from that of a session and with its arguments."""
+
+    @wraps(session)
+    def build(subject: Subject, /, *args: P.args, **options: P.kwargs) -> Answer:
+        return partial(session(subject, *args, **options), arrays_of(subject.inputs))
+
+    return build
+
+
+openvino = _on_inputs(openvino_session)
+"""As `openvino_session`, called on the subject's inputs."""
+
+onnxruntime = _on_inputs(onnxruntime_session)
+"""As `onnxruntime_session`, called on the subject's inputs."""
 
 
 def arrays_of(inputs: Sequence[Tensor]) -> list[Array]:
