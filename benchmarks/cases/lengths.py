@@ -21,12 +21,12 @@ from torch import Tensor, nn
 import twofour
 from cases.models import DENSE, EAGER, OPENVINO, ORT, SPARSE
 from cases.ragged import Embedder
+from cases.records import listed
 from cases.table import show_lines
 from models import Subject
 from models.encoder import SEQUENCE, minilm
 from twofour import engines
 from twofour.engines import values_of
-from twofour.errors import DataError
 from twofour.measure import Record
 
 SHAPES = ("1x8", "1x16", "1x32", "1x64", "1x128", "1x256", "8x16", "8x64", "8x128", "32x16", "32x64")
@@ -46,14 +46,7 @@ def cells(names: Sequence[str], dtypes: Sequence[str], threads: Sequence[int]) -
     Raises:
         DataError: There is no such size.
     """
-    if unknown := [name for name in names if name not in SIZES]:
-        raise DataError("there is no such size of a call", got=unknown[0], wanted=", ".join(SIZES))
-    return [
-        {"case": "lengths", "model": "minilm", "size": name, "dtype": dtype, "threads": count}
-        for dtype in dtypes
-        for count in threads
-        for name in names
-    ]
+    return listed({"case": "lengths", "model": "minilm"}, SIZES, size=names, dtype=dtypes, threads=threads)
 
 
 def sizes(name: str) -> list[tuple[int, int]]:

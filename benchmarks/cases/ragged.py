@@ -18,13 +18,12 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import twofour
-from cases.records import machine_line
+from cases.records import listed, machine_line
 from models import Subject
 from models.encoder import minilm
 from twofour import engines
 from twofour.calls import without_fast_paths
 from twofour.engines import EAGER, OPENVINO, ORT, values_of
-from twofour.errors import DataError
 from twofour.measure import Record
 
 LENGTHS = {
@@ -64,16 +63,8 @@ def cells(sets: Sequence[str], dtypes: Sequence[str], batches: Sequence[int], th
     Raises:
         DataError: There are no such lengths.
     """
-    if unknown := [name for name in sets if name not in LENGTHS]:
-        raise DataError("there are no such lengths", got=unknown[0], wanted=", ".join(LENGTHS))
     case = {"case": "ragged", "model": "minilm"}
-    return [
-        {**case, "lengths": name, "dtype": dtype, "batch": batch, "threads": count}
-        for dtype in dtypes
-        for batch in batches
-        for count in threads
-        for name in sets
-    ]
+    return listed(case, LENGTHS, lengths=sets, dtype=dtypes, batch=batches, threads=threads)
 
 
 class Bench:

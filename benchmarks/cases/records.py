@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -36,6 +37,25 @@ KEY = (
     "lengths",
 )
 """Facts of a cell that tell it from the others of its file."""
+
+
+def listed(facts: Mapping[str, object], known: Collection[object], **axes: Sequence[object]) -> list[dict[str, object]]:
+    """List the cells of every combination of axes, those that differ in the first axis alone beside each other.
+
+    Args:
+        facts: What all of them share.
+        known: What the first axis may hold.
+        **axes: Facts of a cell -> what they are in turn.
+
+    Raises:
+        DataError: The first axis holds something else.
+    """
+    (first, names), *others = axes.items()
+    if unknown := [name for name in names if name not in known]:
+        raise DataError(f"no cell has the {first} {unknown[0]!r}", got=unknown[0], wanted=", ".join(map(str, known)))
+    found = itertools.product(*(values for _, values in others))
+    keys = [key for key, _ in others]
+    return [{**facts, first: name, **dict(zip(keys, values, strict=True))} for values in found for name in names]
 
 
 def default_path(name: str, tracked: bool = False) -> Path:

@@ -261,7 +261,7 @@ def test_ragged_times_packed_and_padded_batches(monkeypatch, capsys: pytest.Capt
         assert "real tokens" in record.meta["plans"]["twofour 2:4"]
     ragged.show(records, Console(width=200))
     assert "41%" in capsys.readouterr().out
-    with pytest.raises(DataError, match="there are no such lengths"):
+    with pytest.raises(DataError, match="no cell has the lengths 'nothing'"):
         ragged.cells(["nothing"], ["float32"], [8], [1])
 
 
@@ -298,7 +298,7 @@ def test_lengths_are_served_by_one_compiled_model(monkeypatch, capsys: pytest.Ca
     assert len(bench.compiled) == 2
     lengths.show(records, Console(width=200))
     assert "8x16" in capsys.readouterr().out and "| 4 random |" in of_lengths(records)
-    with pytest.raises(DataError, match="there is no such size"):
+    with pytest.raises(DataError, match="no cell has the size '0x0'"):
         lengths.cells(["0x0"], ["float32"], [1])
 
 
