@@ -14,7 +14,7 @@ from torch import nn
 
 from twofour.calls import observing
 from twofour.compiler.build import masked_sizes
-from twofour.compiler.embeddings import CompiledEmbedding
+from twofour.compiler.embeddings import TableEmbedding
 from twofour.compiler.graph import TIE
 from twofour.compiler.plan import LayerPlan, Plan
 from twofour.compiler.recurrent import RecurrentLayer
@@ -74,7 +74,7 @@ def _places(fast: nn.Module) -> dict[str, Replaced]:
     """Return the compiled layers under every name they have."""
     modules = fast.named_modules(remove_duplicate=False)
     return {
-        n: module for n, module in modules if isinstance(module, Replaced) and type(module) is not CompiledEmbedding
+        n: module for n, module in modules if isinstance(module, Replaced) and not isinstance(module, TableEmbedding)
     }
 
 

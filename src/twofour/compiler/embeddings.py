@@ -57,7 +57,29 @@ class Table:
 
 
 class CompiledEmbedding(WeightedLayer):
-    """An nn.Embedding for inference whose table is kept in fewer bits; it answers in the model's own type.
+    """An nn.Embedding for inference, whatever keeps its table; it answers in the model's own type.
+
+    Args:
+        name: Name of the layer in its model, for messages.
+        dtype: Of the model's table, and of the answer.
+        scales: Of rows of whole numbers, float32 (entries, 1).
+    """
+
+    scales: Tensor | None
+
+    def __init__(self, name: str, dtype: torch.dtype, scales: Tensor | None) -> None:
+        super().__init__()
+        self.name, self.weight_dtype = name, dtype
+        self.register_buffer("scales", scales, persistent=False)
+
+    def scaled(self, rows: Tensor, places: Tensor) -> Tensor:
+        """Return rows as they are kept in the answer's type, those of whole numbers times their scales."""
+        rows = rows.to(self.weight_dtype)
+        return rows if self.scales is None else rows * embedding(places, self.scales).to(self.weight_dtype)
+
+
+class TableEmbedding(CompiledEmbedding):
+    """An nn.Embedding for inference whose table is its own, kept in fewer bits.
 
     Args:
         name: Name of the layer in its model, for messages.
@@ -67,14 +89,12 @@ class CompiledEmbedding(WeightedLayer):
 
     prepared: Table
     rows: Tensor
-    scales: Tensor | None
 
     def __init__(self, name: str, table: Table, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.name, self.prepared, self.weight_dtype = name, table, dtype
         rows, scales = table.parts
+        super().__init__(name, dtype, scales)
+        self.prepared = table
         self.register_buffer("rows", rows, persistent=False)
-        self.register_buffer("scales", scales, persistent=False)
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
@@ -83,8 +103,7 @@ class CompiledEmbedding(WeightedLayer):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the rows of these numbers: (...) -> (..., width), in the dtype of the model's table."""
-        rows = embedding(input, self.rows).to(self.weight_dtype)
-        return rows if self.scales is None else rows * embedding(input, self.scales).to(self.weight_dtype)
+        return self.scaled(embedding(input, self.rows), input)
 
     def extra_repr(self) -> str:
         """Describe the layer in the printed model."""
@@ -114,7 +133,7 @@ class Tables:
     """
 
     kind: str
-    made: Mapping[str, CompiledEmbedding]
+    made: Mapping[str, TableEmbedding]
     left: Mapping[str, str]
     said: str = ""
 
@@ -153,13 +172,13 @@ class Tables:
             for name, module in found.items()
             if (why := looks_up_otherwise(module) or _reader(model, name, kind, replaced, stored))
         }
-        made: dict[str, CompiledEmbedding] = {}
+        made: dict[str, TableEmbedding] = {}
         tables: dict[int, Table] = {}
         for name, module in found.items():
             if name not in left:
                 weight = module.weight.detach() if stored is None else stored[f"{name}.weight"]
                 table = tables.setdefault(id(module.weight), _table(name, weight, kind))
-                made[name] = CompiledEmbedding(name, table, module.weight.dtype)
+                made[name] = TableEmbedding(name, table, module.weight.dtype)
         return cls(kind, made, left, _said(kind, made, found, left, stored))
 
     def moved(self, fast: nn.Module, model: nn.Module, answers: Callable[[], Sequence[Any]], dtype: str) -> str:
@@ -260,7 +279,7 @@ def _table(name: str, weight: Packed | Tensor, kind: str) -> Table:
 
 def _said(
     kind: str,
-    made: Mapping[str, CompiledEmbedding],
+    made: Mapping[str, TableEmbedding],
     found: Mapping[str, nn.Embedding],
     left: Mapping[str, str],
     stored: object,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.functional import embedding
 
-from twofour.compiler.embeddings import CompiledEmbedding, looks_up_otherwise
+from twofour.compiler.embeddings import CompiledEmbedding, TableEmbedding, looks_up_otherwise
 from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.prepared import PreparedWeights
 from twofour.compiler.replaceable import LayerWeight
@@ -56,15 +56,14 @@ class HeadEmbedding(CompiledEmbedding):
         scales: Of rows of whole numbers, float32 (entries, 1).
     """
 
-    prepared: PreparedWeights  # pyright: ignore[reportIncompatibleVariableOverride]
+    prepared: PreparedWeights
 
     def __init__(
         self, name: str, lookup: Lookup, shape: tuple[int, ...], dtype: torch.dtype, scales: Tensor | None
     ) -> None:
-        super(CompiledEmbedding, self).__init__()
-        self.name, self.prepared, self.weight_dtype = name, lookup.prepared, dtype
-        self.place, self._shape, self.placed = lookup.place, shape, lookup.prepared.device
-        self.register_buffer("scales", scales, persistent=False)
+        super().__init__(name, dtype, scales)
+        self.prepared, self.place, self._shape = lookup.prepared, lookup.place, shape
+        self.placed = lookup.prepared.device
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
@@ -80,12 +79,12 @@ class HeadEmbedding(CompiledEmbedding):
             KernelError: The numbers are no plain tensor of whole ones.
         """
         try:
-            rows = look_up(self.prepared.at(self.place), input, self._shape[1]).to(self.weight_dtype)
+            rows = look_up(self.prepared.at(self.place), input, self._shape[1])
         except KernelError as error:
             if unreadable(input) is None and memoryless(input) is None and not self._has(input):
                 embedding(input, torch.empty(1, 1, dtype=torch.float32, device="cpu"))  # raises, in torch's own words
             raise error.for_layer(self.name) from None
-        return rows if self.scales is None else rows * embedding(input, self.scales).to(self.weight_dtype)
+        return self.scaled(rows, input)
 
     def _has(self, places: Tensor) -> bool:
         if places.dtype not in (torch.int64, torch.int32):
@@ -163,18 +162,18 @@ def _shared(fast: nn.Module, head: str, names: list[str]) -> HeadTable | None:
     if not isinstance(layer, CompiledLinear) or not layer.on_cpu:
         return None
     first = modules[0]
-    table, scales = (first.rows, first.scales) if isinstance(first, CompiledEmbedding) else (_own(first), None)
+    table, scales = (first.rows, first.scales) if isinstance(first, TableEmbedding) else (_own(first), None)
     if table is None or table.numel() < LEAST_SHARED:
         return None
     for module in modules[1:]:
-        other = module.rows if isinstance(module, CompiledEmbedding) else _own(module)
+        other = module.rows if isinstance(module, TableEmbedding) else _own(module)
         if other is None or other.data_ptr() != table.data_ptr():
             return None
     for place, held in enumerate(layer.prepared.weights):
         if held.kernel.looks_up and held.kernel.dtype == str(table.dtype).removeprefix("torch."):
             lookup = Lookup(layer.prepared, place, table.shape[1])
             if _alike(lookup, table, scales):
-                dtype = first.weight_dtype if isinstance(first, CompiledEmbedding) else table.dtype
+                dtype = first.weight_dtype if isinstance(first, TableEmbedding) else table.dtype
                 return HeadTable(tuple(names), head, table, scales, dtype, lookup)
     return None
 
