@@ -9,19 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.graph.straight import (
-    PRODUCT,
-    SCALE,
-    SHIFT,
-    WIDTH,
-    Straight,
-    agree,
-    heads,
-    poisoned_empty,  # noqa: F401  a fixture
-    product,
-    same,
-    simple,
-)
+from tests.graph.executor.straight import PRODUCT, SCALE, SHIFT, WIDTH, Straight, agree, heads, product, same, simple
 from twofour.graph import Calls, Executor
 from twofour.graph.executor.kept import KEPT, MOST_COUNTED, Recordings
 from twofour.kernels.norm import norm

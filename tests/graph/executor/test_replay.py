@@ -18,19 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import twofour
-from tests.graph.straight import (
-    PRODUCT,
-    SCALE,
-    SHIFT,
-    WIDTH,
-    Straight,
-    agree,
-    heads,
-    poisoned_empty,  # noqa: F401  a fixture
-    product,
-    same,
-    simple,
-)
+from tests.graph.executor.straight import PRODUCT, SCALE, SHIFT, WIDTH, Straight, agree, heads, product, same, simple
 from tests.turns import in_turn
 from twofour import native
 from twofour.graph import Executor

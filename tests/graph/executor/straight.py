@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -18,11 +17,6 @@ from twofour.kernels.table import available
 from twofour.packing import pack
 
 WIDTH = 16
-
-
-@pytest.fixture(autouse=True)
-def poisoned_empty() -> None:
-    """Leave torch.empty as it is: these tests poison the memory of a replay themselves."""
 
 
 class Straight:
