@@ -26,7 +26,7 @@ import twofour
 from tests.export import runtime_library as lib
 from tests.fuzz import drive
 from tests.fuzz.targets import judge, target
-from tests.native import border_cases
+from tests.native.calls import models, products, recurrent
 from twofour import export, native
 from twofour.cli import app
 from twofour.compiler import attention_int8
@@ -185,7 +185,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tensor, Tenso
 
 
 def calls() -> Iterator[tuple[Callable[..., Any], list[Any]]]:
-    for make in (border_cases.products, border_cases.recurrent, border_cases.models):
+    for make in (products, recurrent, models):
         for isa, function, arguments in make(1):
             if native.supports(isa):
                 yield function, arguments
@@ -310,7 +310,7 @@ def test_a_kernel_of_instructions_that_this_cpu_lacks_is_named() -> None:
     missing = [row for row in native.rows("nm_matmul") if not native.extension().cpu_has(row.isa)]
     if not missing:
         pytest.skip("this CPU has every instruction set that products are written for")
-    _, function, arguments = next(one for one in border_cases.products(1) if one[1].__name__ == "nm_matmul")
+    _, function, arguments = next(one for one in products(1) if one[1].__name__ == "nm_matmul")
     old, new = native.rows("nm_matmul")[arguments[0]].name, missing[-1]
 
     def renamed(call: bytes) -> bytes:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.conftest import each_row, threads
-from tests.kernels.test_table import assert_product
+from tests.kernels.sweeps.products import assert_product
 from tests.turns import in_turn
 from twofour import native
 from twofour.errors import KernelError, PackingError

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.conftest import assert_undisturbed, threads
-from tests.kernels.test_table import Guarded
+from tests.kernels.sweeps.operands import Guarded
 from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry, Images, channels_last

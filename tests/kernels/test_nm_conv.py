@@ -25,7 +25,7 @@ from twofour.packing import Packed
 from twofour.patterns import parse
 
 EPSILON = torch.finfo(torch.float32).eps
-APART_ROWS = ("depthwise_conv", "block_conv", "hybrid_conv")  # of other weights: their sweeps are in test_table.py
+APART_ROWS = ("depthwise_conv", "block_conv", "hybrid_conv")  # of other weights: their sweeps are in sweeps/
 WHOLE = [row for row in convolutions() if row.dtype == "int8"]
 ROWS = [row for row in convolutions() if not row.close and row not in WHOLE and row.operation not in APART_ROWS]
 DEPTHWISE = [row for row in convolutions() if row.operation == "depthwise_conv"]

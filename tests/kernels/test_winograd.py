@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.conftest import assert_undisturbed, each_row, threads
-from tests.kernels.test_table import Guarded
+from tests.kernels.sweeps.operands import Guarded
 from tests.turns import in_turn
 from twofour import native
 from twofour.compiler.choose_conv import conv_candidates

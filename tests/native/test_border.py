@@ -27,12 +27,13 @@ from twofour.kernels.problem import Problem
 from twofour.packing import HEADER_BYTES
 
 EXT = native.extension()
-CASES = Path(__file__).with_name("border_cases.py")
+ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.parametrize("kinds", ["few", pytest.param("all", marks=pytest.mark.long)])
 def test_every_row_refuses_operands_that_no_kernel_can_read(kinds: str) -> None:
-    run = subprocess.run([sys.executable, str(CASES), kinds], capture_output=True, text=True, timeout=300, check=False)
+    command = [sys.executable, "-m", "tests.native.border_cases", kinds]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
     assert run.returncode == 0, run.stdout + run.stderr[-2000:]
     calls, refused = map(int, run.stdout.split()[-2:])
     assert calls >= 40 and refused >= 1500, run.stdout

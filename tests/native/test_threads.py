@@ -13,13 +13,13 @@ import torch
 
 from twofour import native
 
-CASES = Path(__file__).with_name("thread_cases.py")
+ROOT = Path(__file__).parent.parent.parent
 
 
 def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **environment}
     return subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=600, check=False, env=environment
+        [sys.executable, *command], capture_output=True, text=True, timeout=600, check=False, env=environment, cwd=ROOT
     )
 
 
@@ -37,7 +37,9 @@ def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[s
 )
 def test_every_row_answers_the_same_from_many_threads_at_once(source: str, granted: str, rounds: str) -> None:
     """Also where fewer threads are granted than asked for; "once": teams of several threads in one order alone."""
-    done = run([str(CASES), source, rounds], **({"OMP_THREAD_LIMIT": granted} if granted else {}))
+    done = run(
+        ["-m", "tests.native.thread_cases", source, rounds], **({"OMP_THREAD_LIMIT": granted} if granted else {})
+    )
     if source != "own" and "has no threads of" in done.stderr:
         pytest.skip(done.stderr)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]

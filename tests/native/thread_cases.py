@@ -1,6 +1,6 @@
 """The child of test_threads: each row of each native operation from several threads of Python at once, then by a team.
 
-    python tests/native/thread_cases.py openmp
+    python -m tests.native.thread_cases openmp
 
 All threads read the same operands and write answers of their own, which must be, bit for bit, those of a call alone.
 `make sanitize-threads` runs it under the thread sanitizer, which sees what calls share and what a team shares. Prints
@@ -17,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from border_cases import calls
 from torch import Tensor
 
+from tests.native.calls import calls
 from twofour import native
 
 THREADS = 4

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tests.export import runtime_library as lib
 from tests.fuzz.cursor import NUMBERS, Cursor
-from tests.native import border_cases
+from tests.native.calls import models, products, recurrent
 from twofour import native
 from twofour.export.runtime.file import HEADER, seal
 
@@ -42,7 +42,7 @@ def files() -> list[tuple[bytearray, dict[str, Tensor], dict[str, Tensor]]]:
     """Return a file for each recorded call of the rows that this machine has."""
     torch.manual_seed(0)
     found = []
-    for make in (border_cases.products, border_cases.recurrent, border_cases.models):
+    for make in (products, recurrent, models):
         for isa, function, arguments in make(1):
             made = lib.recorded_call(function, arguments) if native.supports(isa) else None
             found += [made] if made else []
