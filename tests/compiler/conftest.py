@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,18 @@ def both_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Executor, "__call__", checked)
     monkeypatch.setattr(Replay, "run", run)
+
+
+@pytest.fixture(scope="session")
+def decoders() -> Iterator[dict[str, tuple[Any, Any]]]:
+    """Decoders by their names, masked and compiled, for `models` of decoders.py.
+
+    No module holds them: what a module holds to the end, Python frees without looking for cycles, and a compiled model
+    is one, so that its native objects would be told of as leaks.
+    """
+    held: dict[str, tuple[Any, Any]] = {}
+    yield held
+    held.clear()
 
 
 @pytest.fixture

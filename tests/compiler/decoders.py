@@ -41,7 +41,6 @@ def llama(**options: Any) -> Any:
     return LlamaForCausalLM(LlamaConfig(**sizes, **heads, bos_token_id=0, eos_token_id=None, **options)).eval()
 
 
-_compiled: dict[str, tuple[Any, Any]] = {}
 EXPORTS: dict[str, int] = {}
 """How many times torch traced a model while it was compiled."""
 BESIDE: dict[str, tuple[int, int]] = {}
@@ -58,15 +57,15 @@ def exports_of(module: Any) -> Iterator[list[int]]:
 
 
 @pytest.fixture(params=["gpt2", "llama"])
-def models(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
+def models(request: pytest.FixtureRequest, decoders: dict[str, tuple[Any, Any]]) -> tuple[Any, Any]:
     """The masked model and the compiled one, whose graphs are made once."""
-    if request.param not in _compiled:
+    if request.param not in decoders:
         masked = twofour.prune({"gpt2": gpt2, "llama": llama}[request.param](), "2:4")
         with exports_of(torch.export) as made:
             fast = twofour.compile(masked, {"input_ids": IDS}, tokens=TOKENS)
-        _compiled[request.param], EXPORTS[request.param] = (masked, fast), len(made)
+        decoders[request.param], EXPORTS[request.param] = (masked, fast), len(made)
         BESIDE[request.param] = beside(fast)  # calls of tests make further layouts
-    yield _compiled[request.param]
+    return decoders[request.param]
 
 
 def beside(fast: Any) -> tuple[int, int]:
