@@ -52,6 +52,7 @@ tiny: $(VENV)/test.stamp $(VENV)/package.stamp
 # kept even where the environment says no: every process, also those that tests start, would compile all files anew.
 IN_TESTS = OMP_NUM_THREADS=1 GOMP_SPINCOUNT=10000 PYTHONDONTWRITEBYTECODE=
 test: $(VENV)/test.stamp $(VENV)/weights.stamp $(VENV)/package.stamp
+	@$(IN_TESTS) $(BIN)/python -m compileall -q -j $(JOBS) src/twofour
 	$(IN_TESTS) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 test-long: $(VENV)/test.stamp $(VENV)/weights.stamp $(VENV)/docs.stamp $(VENV)/package.stamp

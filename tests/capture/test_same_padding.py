@@ -1,5 +1,7 @@
 """Padding of transformers that follows from an image's size leaves the sizes of a graph free."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,10 +9,14 @@ from torch import Tensor, nn
 from twofour.capture import Guard, capture
 from twofour.capture.same_padding import padded
 
-modeling = pytest.importorskip("transformers.models.mobilenet_v2.modeling_mobilenet_v2")
+
+@pytest.fixture(scope="module")
+def modeling() -> Any:
+    """Of transformers; it takes seconds to import, which those that run no test of this file are spared."""
+    return pytest.importorskip("transformers.models.mobilenet_v2.modeling_mobilenet_v2")
 
 
-def small() -> nn.Module:
+def small(modeling: Any) -> nn.Module:
     from transformers import MobileNetV2Config
 
     torch.manual_seed(0)
@@ -21,10 +27,10 @@ def images(size: int, count: int = 2) -> dict[str, Tensor]:
     return {"pixel_values": torch.randn(count, 3, size, size)}
 
 
-def test_sizes_of_images_are_free() -> None:
+def test_sizes_of_images_are_free(modeling: Any) -> None:
     """The graph held for the example's size alone."""
     own = modeling.apply_tf_padding
-    guard = Guard(capture(small(), images(64, 1)))
+    guard = Guard(capture(small(modeling), images(64, 1)))
     assert modeling.apply_tf_padding is own
     for size in (32 * 3, 32 * 4):
         assert guard.leaves(images(size)) is not None
@@ -43,7 +49,7 @@ def test_where_they_are_not_it_is_said() -> None:
 
 
 @pytest.mark.parametrize(("taps", "stride", "dilation"), [(3, 1, 1), (3, 2, 1), (2, 3, 1), (5, 3, 2), (1, 2, 1)])
-def test_it_pads_as_theirs(taps: int, stride: int, dilation: int) -> None:
+def test_it_pads_as_theirs(modeling: Any, taps: int, stride: int, dilation: int) -> None:
     layer = nn.Conv2d(3, 4, (taps, taps + 1), (stride, 1), dilation=dilation)
     for size in range(7, 12):
         x = torch.randn(1, 3, size, size + 1)

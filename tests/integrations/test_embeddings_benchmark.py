@@ -8,11 +8,10 @@ from rich.console import Console
 import twofour
 from tests.integrations.folders import SENTENCES, folder_of, model_of
 
-sentence_transformers = pytest.importorskip("sentence_transformers")
-
 
 @pytest.mark.long
 def test_engines_are_timed_and_correlated(benchmarks, tmp_path, times_cache, monkeypatch, capsys):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
     monkeypatch.setenv("TWOFOUR_CACHE", str(times_cache))
     folder = folder_of(model_of("BertModel"), tmp_path / "plain")
     sentence_transformers.SentenceTransformer(str(folder), device="cpu").save_pretrained(str(tmp_path / "st"))
