@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -41,13 +42,19 @@ NEAR = {"float32": 1e-4, "bfloat16": 0.03, "int8": 0.1, "int4": 0.1}
 """Computing type -> how far an answer may be from the same product by product, beside its largest number."""
 
 
-def weight_of(row: Kernel, rows: int, columns: int) -> Packed | Tensor:
-    """Return a weight that a row prepares: packed where it wants that."""
-    weight = torch.randn(rows, columns) * columns**-0.5
-    if not row.sparse:
+@cache
+def packed_weight(pattern: str, dtype: str, rows: int, columns: int, seed: int) -> Packed | Tensor:
+    """Return a weight as rows of a pattern prepare it: packed once for all of them, dense where they are."""
+    weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * columns**-0.5
+    if pattern == "dense":
         return weight
-    name = {"block": "block:4x4@0.5", "hybrid": "2:4+25%"}.get(row.pattern, row.pattern)
-    return pack(weight * parse(name).project(weight, absolute=True), name, row.dtype)
+    name = {"block": "block:4x4@0.5", "hybrid": "2:4+25%"}.get(pattern, pattern)
+    return pack(weight * parse(name).project(weight, absolute=True), name, dtype)
+
+
+def weight_of(row: Kernel, rows: int, columns: int, seed: int) -> Packed | Tensor:
+    """Return a weight that a row prepares: packed where it wants that."""
+    return packed_weight(row.pattern if row.sparse else "dense", row.dtype, rows, columns, seed)
 
 
 def made(
@@ -56,11 +63,11 @@ def made(
     """Return products of in, hidden and out features, or the last one alone."""
     inputs, hidden, out = sizes
 
-    def factor(n: int, m: int, bias: bool) -> Factor:
-        return Factor(row, row.prepare(weight_of(row, n, m)), torch.randn(n) if bias else None, n)
+    def factor(n: int, m: int, bias: bool, seed: int = 0) -> Factor:
+        return Factor(row, row.prepare(weight_of(row, n, m, seed)), torch.randn(n) if bias else None, n)
 
     first = factor(hidden, inputs, True) if two else None
-    gate = factor(hidden, inputs, False) if gated and two else None
+    gate = factor(hidden, inputs, False, 1) if gated and two else None
     epilogue = Epilogue("none" if two else "relu", "add")
     last = factor(out, hidden if two else inputs, not gated)
     return FusedMatmul(first, gate, last, activation, epilogue)
