@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -287,3 +288,26 @@ def test_attention_in_int8_starts_where_it_is_faster(
 
     monkeypatch.setattr(attention_int8, "_raced", race)
     assert "of 19 keys, judged on" in str(compiled(model, *example).plan)
+
+
+@pytest.mark.parametrize("calibrated", [True, False])
+def test_attention_is_timed_on_what_it_will_read(
+    encoder: tuple[nn.Module, tuple[Tensor, Tensor]], own_cache: Path, monkeypatch: pytest.MonkeyPatch, calibrated: bool
+) -> None:
+    model, example = encoder
+    read: list[tuple[str, torch.dtype, bool]] = []
+
+    def race(kinds: dict[str, Callable[[], Tensor]]) -> tuple[dict[str, float], float]:
+        with monkeypatch.context() as inside:
+            for kind, run in kinds.items():
+                note = lambda q, *_, kind=kind, steps=None, **__: read.append((kind, q.dtype, steps is not None))  # noqa: E731
+                inside.setattr(attention_int8, "attention_of_columns", note)
+                run()
+            inside.undo()
+            assert all(run().isfinite().all() for run in kinds.values())
+        return {"bfloat16": 1.0, "int8": 2.0}, 0.0
+
+    monkeypatch.setattr(attention_int8, "_raced", race)
+    compiled(model, *example, **({"data": [example]} if calibrated else {}))
+    own = ("int8", torch.uint8, True) if calibrated else ("int8", torch.bfloat16, False)
+    assert set(read) == {("bfloat16", torch.bfloat16, False), own}

@@ -74,7 +74,12 @@ class AttentionChoice:
 
 
 def choose_attention(
-    module: fx.GraphModule, leaves: Sequence[Any], terms: Terms, exact: Callable[[], Sequence[Any]]
+    module: fx.GraphModule,
+    leaves: Sequence[Any],
+    terms: Terms,
+    exact: Callable[[], Sequence[Any]],
+    *,
+    handed: bool = False,
 ) -> AttentionChoice:
     """Let calls of attention that are faster so compute in int8, if the answer on the example is as near then.
 
@@ -86,6 +91,7 @@ def choose_attention(
         leaves: The example.
         terms: What holds for every layer.
         exact: Returns what the layers answer on exact activations.
+        handed: Whether products may write bytes for it (`attention_bytes`): it is timed on those then.
     """
     every = [n for n in calls(module.graph, attention_of_columns) if value(n.args[0]).dtype is torch.bfloat16]
     if not every:
@@ -94,7 +100,7 @@ def choose_attention(
     alike = [node for node in every if off[node] is not None]
     if not alike:
         return AttentionChoice(0, f"in bfloat16: {_HIDING}")
-    times = [_times(node, terms) for node in alike]
+    times = [_times(node, terms, handed=handed) for node in alike]
     faster = [node for node, found in zip(alike, times, strict=True) if found["int8"] < found["bfloat16"]]
     chosen = [node for node in faster if off[node] <= MOST_OFF]
     taken = _said(times, chosen or faster, every)
@@ -217,10 +223,10 @@ def _set(node: fx.Node, *, int8: bool | tuple[int, int]) -> None:
     node.meta["label"] = IN_INT8 if int8 else "attention"
 
 
-def _times(node: fx.Node, terms: Terms, part: float = 1.0) -> dict[str, float]:
+def _times(node: fx.Node, terms: Terms, part: float = 1.0, *, handed: bool = False) -> dict[str, float]:
     """Return the seconds of one call by kind: of the example's sizes, or of so small a part of its lengths.
 
-    Where there is a mask it hides a quarter of the keys.
+    Where there is a mask it hides a quarter of the keys. `handed`: int8 reads bytes.
     """
     operands = node.args[:3]
     sizes = [(batch, max(1, int(rows * part)), columns) for batch, rows, columns in map(shape, operands)]
@@ -229,7 +235,7 @@ def _times(node: fx.Node, terms: Terms, part: float = 1.0) -> dict[str, float]:
     alike = [operands.index(operand) for operand in operands]
     rows = [native.best("attention", dtype=kind).name for kind in KINDS]
     options = argument(node, 8, "causal", False), argument(node, 10, "bytes_scale", 0.0) != 0.0
-    facts = repr(("a quarter hidden", sizes, alike, node.args[3:6], masked, options, rows))
+    facts = repr(("a last quarter hidden", sizes, alike, node.args[3:6], masked, options, rows, handed))
     key = terms.cache.key(f"attention/{hashlib.sha256(facts.encode()).hexdigest()[:16]}")
 
     def measure() -> tuple[dict[str, float], float]:
@@ -240,11 +246,16 @@ def _times(node: fx.Node, terms: Terms, part: float = 1.0) -> dict[str, float]:
         begins, heads, width = cast(tuple[Any, Any, Any], node.args[3:6])
         answer: dict[str, Any] = {"causal": bool(options[0]), "bytes_scale": 0.01 * options[1]}
         answer["bytes_zero"] = 128 * options[1]
+        rest = begins, heads, width, hides
+        more: dict[str, Any] = {"int8": True}
+        read = drawn
+        if handed:  # what a unit of the scores is spreads them as those of normal numbers
+            steps = torch.full((heads[0] // width + 2 * heads[2],), 1e-4, dtype=torch.float32, device="cpu")
+            read, more = [t.view(torch.uint8)[..., ::2].contiguous() for t in drawn], {"steps": steps}
+        one, two, three = (read[index] for index in alike)
         kinds: dict[str, Callable[[], object]] = {
-            kind: lambda int8=kind == "int8": attention_of_columns(
-                q, k, v, begins, heads, width, hides, **answer, int8=int8
-            )
-            for kind in KINDS
+            "bfloat16": lambda: attention_of_columns(q, k, v, *rest, **answer),
+            "int8": lambda: attention_of_columns(one, two, three, *rest, **answer, **more),
         }
         return _raced(kinds)
 

@@ -238,9 +238,10 @@ def _in_int8(
             return _answers(fast, guard, leaves)
 
     def chosen() -> int:
-        found.attention = choose_attention(graph.module, leaves, terms, exact)
+        layers, _ = compiled_layers(fast)
+        handed = terms.memory == "fast" and any(layer.answers is not None for layer in layers.values())
+        found.attention = choose_attention(graph.module, leaves, terms, exact, handed=handed)
         if terms.memory == "fast":  # a product that answers in bytes has a weight of its own
-            layers, _ = compiled_layers(fast)
             found.attention = hand_bytes_to_attention(graph.module, layers, leaves, exact, found.attention)
         return found.attention.count
 
