@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,14 @@ def whisper() -> tuple[Any, dict[str, Any]]:
 _compiled: dict[str, tuple[Any, Any, dict[str, Any]]] = {}
 _exports: dict[str, int] = {}
 """How many times torch traced a model while it was compiled."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def let_go() -> Iterator[None]:
+    """No module holds compiled models to the end of the process: see `decoders` of conftest.py."""
+    yield
+    _compiled.clear()
+    _exports.clear()
 
 
 def compiled(make: Any) -> tuple[Any, Any, dict[str, Any]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import twofour
 from tests.compiler.decoders import graphs  # noqa: F401  a fixture
-from tests.compiler.test_cross_decoding import IDS, compiled, steps, t5, whisper  # noqa: F401  a fixture
+from tests.compiler.test_cross_decoding import IDS, compiled, let_go, steps, t5, whisper  # noqa: F401  fixtures
 from tests.compiler.test_generation import (
     SAMPLED,
     Streamer,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.compiler.decoders import graphs  # noqa: F401  a fixture
-from tests.compiler.test_cross_decoding import IDS, compiled, models, steps, t5, whisper  # noqa: F401  fixtures
+from tests.compiler.test_cross_decoding import IDS, compiled, let_go, models, steps, t5, whisper  # noqa: F401  fixtures
 from tests.compiler.test_cross_generation import SEEN, both
 from tests.compiler.test_generation import SAMPLED
 from twofour.generation.caches import ROOM
