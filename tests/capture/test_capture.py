@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import config as fx_config
 
 from twofour.capture import KEPT, Guard, arguments, capture, changes_in_place, forward
@@ -310,5 +311,6 @@ def test_nothing_of_a_capture_stays_behind() -> None:
     before = _alive()
     graph = capture(model, example)
     assert _alive() > before
+    assert FakeTensorMode.cache_info().size == 0, "what operators answered to sizes, with their symbols"
     del graph
     assert _alive() <= before

@@ -175,7 +175,7 @@ def assert_strips(row: Kernel, how: str, cases: list[tuple[int, tuple[int, int, 
 
 
 @in_turn("tokens", [129, 300, 515])
-def test_small_weights_are_read_for_shorter_strips(tokens: int) -> None:
+def test_shorter_strips_of_small_weights_are_right(tokens: int) -> None:
     """512 hidden numbers beside 64 KB of weights: strips of 80 to 128 tokens where 512 would fit."""
     for fused in (made(BEST, (16, 512, 24)), made(SPARSE, (16, 512, 24)), made(SPARSE, (16, 256, 24), gated=True)):
         x, other, (ahead, behind) = torch.randn(tokens, 16), torch.randn(tokens, 24), norms((16, 512, 24))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
 import os
@@ -204,6 +205,17 @@ def test_pages_that_no_call_has_read_take_no_memory(path: Path) -> None:
     assert torch.equal(table(fast), want) and resident(path) >= shared / 2
     mapped.forget(other.parameters())
     assert torch.equal(table(other), want)
+
+
+@linux
+def test_pages_of_a_table_in_fewer_bits_take_none_either(tmp_path: Path) -> None:
+    path, ids = tmp_path / "model.safetensors", torch.arange(8)[None]
+    model = nn.Sequential(nn.Embedding(20_000, 64), nn.Linear(64, 64)).eval()
+    twofour.save(twofour.compile(copy.deepcopy(model), ids, embeddings="int8", effort="quick"), path)
+    loaded = twofour.load(path, copy.deepcopy(model))
+    rows = max(loaded.buffers(), key=lambda one: one.nbytes)
+    assert rows.dtype is torch.int8 and on_pages(rows, path) and resident(path) < rows.nbytes / 2
+    assert (loaded(ids) - model(ids)).norm() < 0.02 * model(ids).norm()
 
 
 @linux

@@ -171,7 +171,7 @@ def load(
     loaded = filled()
     native.release_free_memory()  # the file's bytes lay between the layouts made from them: as much again
     if not masked:
-        forget(loaded.parameters())  # what a call reads of a table comes back from the file
+        forget((*loaded.parameters(), *loaded.buffers()))  # what a call reads of a table comes back from the file
     return loaded
 
 

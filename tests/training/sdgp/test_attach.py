@@ -305,20 +305,23 @@ def averaged(rank: int, processes: int, folder: str) -> list[torch.Tensor | None
     torch.distributed.init_process_group(
         "gloo", f"file://{folder}/store", rank=rank, world_size=processes, timeout=timedelta(seconds=60)
     )
-    model = network()
-    sdgp.attach(model, "2:4", mode="random", seed=3)
-    parallel = nn.parallel.DistributedDataParallel(model)
-    parallel(batch()[2 * rank : 2 * rank + 2]).square().mean().backward()
-    found = [p.grad for p in model.parameters()]
-    torch.distributed.barrier()
-    # A reducer that outlives the group destroys it with the interpreter's lock held, and the group's thread waits for
-    # that lock: one worker of about 200 hung.
-    del parallel
-    torch.distributed.destroy_process_group()
+    try:
+        model = network()
+        sdgp.attach(model, "2:4", mode="random", seed=3)
+        parallel = nn.parallel.DistributedDataParallel(model)
+        parallel(batch()[2 * rank : 2 * rank + 2]).square().mean().backward()
+        found = [p.grad for p in model.parameters()]
+        torch.distributed.barrier()
+        # A reducer that outlives the group destroys it with the interpreter's lock held, and the group's thread waits
+        # for that lock: one worker of about 200 hung.
+        del parallel
+    finally:
+        torch.distributed.destroy_process_group()
     return found
 
 
-def test_one_process_of_several_computes_what_it_does_alone(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_distributed_model_of_one_process_computes_as_alone(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group of one averages nothing: that wrapping changes no gradient. The long test below averages over two."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
     model = network()
     sdgp.attach(model, "2:4", mode="random", seed=3)
