@@ -311,3 +311,26 @@ def test_attention_is_timed_on_what_it_will_read(
     compiled(model, *example, **({"data": [example]} if calibrated else {}))
     own = ("int8", torch.uint8, True) if calibrated else ("int8", torch.bfloat16, False)
     assert set(read) == {("bfloat16", torch.bfloat16, False), own}
+
+
+def test_attention_without_bytes_keeps_to_its_time_on_bfloat16(
+    encoder: tuple[nn.Module, tuple[Tensor, Tensor]], own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Faster in int8 on bytes alone, and no head near enough in bytes: it stayed in int8, by a time that held not."""
+    model, example = encoder
+
+    def race(kinds: dict[str, Callable[[], Tensor]]) -> tuple[dict[str, float], float]:
+        read: list[bool] = []
+        with monkeypatch.context() as inside:
+            inside.setattr(attention_int8, "attention_of_columns", lambda *_, **more: read.append("steps" in more))
+            kinds["int8"]()
+        return {"bfloat16": 1.0, "int8": 0.8 if read[0] else 1.5}, 0.0
+
+    monkeypatch.setattr(attention_int8, "_raced", race)
+    with monkeypatch.context() as patch:
+        patch.setattr(attention_bytes, "MOST_OFF", 0.0)
+        account = compiled(model, *example, data=[example]).plan.account
+        assert not account.rewrites.get(IN_INT8), account.rewrites
+        assert "in int8 takes 1.50 of the time" in account.attention, account.attention
+    account = compiled(model, *example, data=[example]).plan.account
+    assert account.rewrites[IN_INT8] == 2 and "takes 0.80 of the time" in account.attention, account.attention

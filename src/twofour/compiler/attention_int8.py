@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -61,16 +61,18 @@ class AttentionChoice:
         count: How many calls compute so.
         said: What the plan says of it, "" of a graph whose attention reads no bfloat16.
         limits: What else, of the lengths that it is for.
+        taken: What part of the time it takes, of calls that compute so.
     """
 
     count: int = 0
     said: str = ""
     limits: str = ""
+    taken: str = ""
 
     @property
     def text(self) -> str:
         """All that the plan says."""
-        return "; ".join(filter(None, (self.said, self.limits)))
+        return "; ".join(filter(None, (self.taken, self.said, self.limits)))
 
 
 def choose_attention(
@@ -116,10 +118,44 @@ def choose_attention(
     after = distance(Program(module)(*leaves), want)
     moved = f"with it the answer on the example is {after:.1e} from that of exact activations, {before:.1e} without"
     if after <= MORE * before + LEAST:
-        return AttentionChoice(len(chosen), f"{taken}; {moved}; {worst}", _limits(chosen))
+        return AttentionChoice(len(chosen), f"{moved}; {worst}", _limits(chosen), taken)
     for node in chosen:
         _set(node, int8=False)
     return AttentionChoice(0, f"in bfloat16: {taken}, but {moved}")
+
+
+def keep_faster(module: fx.GraphModule, terms: Terms, choice: AttentionChoice) -> AttentionChoice:
+    """Set calls that were timed on bytes but got none back to bfloat16, where they are slower in int8 without.
+
+    Args:
+        module: The rewritten graph, bytes handed to attention (`attention_bytes`); it is changed.
+        terms: What holds for every layer.
+        choice: What became of attention in int8.
+
+    Returns:
+        The same, with the times that hold.
+    """
+    every = calls(module.graph, attention_of_columns)
+    chosen = [node for node in every if isinstance(argument(node, 12, "int8"), tuple)]
+    without = [node for node in chosen if argument(node, 13, "steps") is None]
+    if not without:
+        return choice
+    times = {node: _times(node, terms, handed=node not in without) for node in chosen}
+    slower = [node for node in without if times[node]["int8"] >= times[node]["bfloat16"]]
+    kept = [node for node in chosen if node not in slower]
+    if not kept:
+        choice = AttentionChoice(
+            0, f"in bfloat16: no bytes are handed to it, and {_said(list(times.values()), [], [])}"
+        )
+    else:
+        limits = choice.limits
+        if len(slower) == len(without):
+            limits = limits.removesuffix(f"; the others {_limits(chosen)}")
+        taken = _said([times[node] for node in kept], kept, list(every))
+        choice = replace(choice, count=len(kept), limits=limits, taken=taken)
+    for node in slower:
+        _set(node, int8=False)
+    return choice
 
 
 _HIDING = "in int8 a head has one range, and its masks hide other keys from one query than from another"

@@ -19,7 +19,7 @@ from twofour.calls import Example
 from twofour.capture import Graph, Guard, arguments, capture, without_torchs_log
 from twofour.compiler.agreement import agreement, amount, difference, on_exact_activations
 from twofour.compiler.attention_bytes import hand_bytes_to_attention
-from twofour.compiler.attention_int8 import IN_INT8, choose_attention
+from twofour.compiler.attention_int8 import IN_INT8, choose_attention, keep_faster
 from twofour.compiler.features import saying_nothing
 from twofour.compiler.graph_conv import kept_convs
 from twofour.compiler.graph_low_bits import axes_of, kept_low_bits
@@ -243,6 +243,7 @@ def _in_int8(
         found.attention = choose_attention(graph.module, leaves, terms, exact, handed=handed)
         if terms.memory == "fast":  # a product that answers in bytes has a weight of its own
             found.attention = hand_bytes_to_attention(graph.module, layers, leaves, exact, found.attention)
+            found.attention = keep_faster(graph.module, terms, found.attention) if handed else found.attention
         return found.attention.count
 
     if plan.dtype == "int8":
