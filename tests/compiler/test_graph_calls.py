@@ -414,3 +414,28 @@ def test_an_index_out_of_range_is_the_models_own_error(monkeypatch: pytest.Monke
             with pytest.raises(IndexError):
                 fast(ids)
     fast(torch.randint(50, (2, 5)))
+
+
+@pytest.mark.parametrize(("own", "given"), [(torch.int32, torch.int32), (torch.int64, torch.int32)])
+def test_ids_are_bound_once_where_none_is_converted(
+    own: torch.dtype, given: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model compiled on int32 was bound in each call, as if its ids were to become int64."""
+
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.up, self.down = nn.Embedding(50, 64), nn.Linear(64, 128), nn.Linear(128, 64)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.down(torch.relu(self.up(self.table(ids))))
+
+    model = twofour.prune(Table().eval(), "2:4", skip=["table"])
+    ids = torch.randint(0, 50, (2, 7))
+    fast = quick(model, (ids.to(own),))
+    bound: list[int] = []
+    monkeypatch.setattr(whole_model, "bind", lambda *given: bound.append(1) or bind(*given))
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(fast(ids.to(given)), model(ids), atol=1e-5, rtol=1e-4)
+    assert len(bound) <= 1 if own is given else len(bound) == 3

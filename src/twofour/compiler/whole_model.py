@@ -202,10 +202,11 @@ class WholeModel:
         """Note that the graph holds for calls that lie as this one, and in which order it takes their tensors.
 
         What was made for an input that they leave out follows from their sizes: a copy of it is kept, and copied for
-        each call, since a model may answer with it, and the caller write to its answer. Ids of int32 are made int64
-        each time.
+        each call, since a model may answer with it, and the caller write to its answer. Ids of int32 that the
+        graph takes as int64 are converted each time.
         """
-        if any(value.dtype is torch.int32 for value in values):
+        taken = {id(leaf) for leaf in leaves}
+        if any(value.dtype is torch.int32 and id(value) not in taken for value in values):
             return
         places = {id(value): place for place, value in enumerate(values)}
         made = [leaf for leaf in leaves if id(leaf) not in places]
