@@ -228,6 +228,7 @@ def test_settings_that_differ_are_named_with_both_values(tmp_path: Path) -> None
     said = why(twofour.load(tmp_path / "m", other))
     for one in ("config.most: 6.0 when compiled, 60.0 here", "config.hidden_act: 'gelu' when compiled, 'relu' here"):
         assert one in said
+    assert "answers are those of the model given here" in said
     assert "name_or_path" not in said and "there" not in said
     change(tmp_path / "m", settings={"config.most": "\x1b[2J" + "9" * 100, "config.hidden_act": 3})
     assert "config.most: ?[2J99" in (said := why(twofour.load(tmp_path / "m", other))) and "9" * 40 not in said

@@ -84,7 +84,7 @@ class Computing:
                 near = nearest_dtype(given) if what == "dtype" else _nearest_group(given)
                 wanted = " or ".join(map(repr, allowed))
                 on_gpu = what == "dtype" and given in computing_types("cuda")
-                elsewhere = "; models on an NVIDIA GPU take it" if on_gpu else ""
+                elsewhere = f"; {given!r} is for models on an NVIDIA GPU" if on_gpu else ""
                 raise CompileError(
                     f"the {what} is not known",
                     got=repr(given),

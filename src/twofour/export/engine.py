@@ -84,6 +84,7 @@ def _from_file(fast: nn.Module, found: Mapping[str, Any]) -> tuple[Graph, Exampl
             raise UnfitError(
                 "the model's code or settings are not those of the model that was compiled"
                 + (f" ({where})" if where else "")
+                + ", and answers are those of the model given here"
             )
         given = rebuilt.graph.inputs.value(rebuilt.leaves)
         return replace(rebuilt.graph, outputs=_structure(fast, rebuilt)), Example((), given)
