@@ -238,12 +238,12 @@ def _in_int8(
             return _answers(fast, guard, leaves)
 
     def chosen() -> int:
-        layers, _ = compiled_layers(fast)
+        layers = compiled_layers(fast)[0]
         handed = terms.memory == "fast" and any(layer.answers is not None for layer in layers.values())
         found.attention = choose_attention(graph.module, leaves, terms, exact, handed=handed)
         if terms.memory == "fast":  # a product that answers in bytes has a weight of its own
-            found.attention = hand_bytes_to_attention(graph.module, layers, leaves, exact, found.attention)
-            found.attention = keep_faster(graph.module, terms, found.attention) if handed else found.attention
+            given = hand_bytes_to_attention(graph.module, layers, leaves, exact, found.attention)
+            found.attention = keep_faster(graph.module, terms, given) if handed else given
         return found.attention.count
 
     if plan.dtype == "int8":
@@ -297,8 +297,7 @@ def _written(fast: nn.Module, guard: Guard, leaves: Sequence[Any]) -> tuple[tupl
     changed = [name for name, value in rest.items() if tree_flatten(value)[1] != tree_flatten(given[name])[1]]
     if other := [name for name in changed if name not in written]:
         raise _RefusedError(f"the forward changes `{other[0]}`, which it is given, and answers with something else")
-    found = [saying_nothing(fast, name, guard.inputs.value(leaves)) for name in written]
-    return written, found[0] if found else {}
+    return written, next((saying_nothing(fast, name, guard.inputs.value(leaves)) for name in written), {})
 
 
 def impossible(fast: nn.Module, given: Mapping[str, Any]) -> str:
