@@ -32,17 +32,20 @@ class Embeds(nn.Module):
         return features
 
 
+IDS = torch.zeros(1, 1, dtype=torch.int64)
+
+
 class Makes(Embeds):
     """One that makes its features itself: with what says that they are numbers, and with an offset of 0."""
 
     def preprocess(self, texts: list[str]) -> dict[str, object]:
         values = torch.randn(len(texts), 64, generator=torch.Generator().manual_seed(0))
-        return {"values": values, "offset": torch.zeros(len(texts), 64), "kind": "numbers"}
+        return {"values": values, "offset": torch.zeros(len(texts), 64), "kind": "numbers", "kinds": IDS}
 
     def forward(self, features: dict[str, Any], **options: object) -> dict[str, Any]:
         if features.get("kind", "numbers") != "numbers":
             features["values"] = -features["values"]
-        features["values"] = features["values"] + features.get("offset", 0)
+        features["values"] = features["values"] + features.get("offset", 0) + features.get("kinds", IDS)
         return super().forward(features, **options)
 
 
@@ -55,6 +58,9 @@ def test_a_graph_serves_entries_that_say_nothing(
     calls: list[tuple[dict[str, Any], bool]] = [
         ({"kind": "numbers", "values": x, "offset": torch.zeros(3, 64)}, True),
         ({"values": x, "kind": "numbers"}, True),
+        ({"values": x, "kinds": IDS.int()}, True),
+        ({"values": x, "kinds": IDS.short()}, False),
+        ({"values": x, "kinds": IDS + 1}, False),
         ({"values": x, "kind": "other"}, False),
         ({"values": x, "offset": shift}, False),
         ({"values": x, "offset": torch.zeros(3, 64).long()}, False),
