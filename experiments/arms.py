@@ -33,6 +33,7 @@ class Arm:
         permuted: Whether channels are permuted first.
         again: Whether the training is repeated.
         taught: Whether the trained control teaches meanwhile, as `twofour.finetune` has it; else it has `control=None`.
+        last: Whether the control is pruned, after its training, and nothing is trained behind.
         drawn: How many samples, drawn by the seed, calibrate: a number, or "default" for as many as `twofour.prune`
             takes of them by itself; "" for all of the task's own.
     """
@@ -42,6 +43,7 @@ class Arm:
     permuted: bool = False
     again: bool = False
     taught: bool = False
+    last: bool = False
     drawn: str = ""
 
     @property
@@ -49,7 +51,8 @@ class Arm:
         """As the page calls it: "2:4 wanda, permuted"."""
         if self.pattern == DENSE:
             return "dense, trained again (the control)"
-        return f"{self.pattern} {self.criterion}{', permuted' * self.permuted}{', taught' * self.taught}{self._amount}"
+        how = f"{', permuted' * self.permuted}{', taught' * self.taught}{', pruned last' * self.last}"
+        return f"{self.pattern} {self.criterion}{how}{self._amount}"
 
     @property
     def _amount(self) -> str:
@@ -127,6 +130,7 @@ AGAIN = (
     Arm("2:4", "admm", again=True, taught=True),
     Arm("2:4", AUTO, again=True),
     Arm("2:4", AUTO, again=True, taught=True),
+    Arm("2:4", AUTO, again=True, last=True),
     *(Arm("2:4", whole, again=True) for whole in WHOLE),
     Arm("2:4", "default", again=True, taught=True),
     Arm("4:8", "magnitude", again=True),

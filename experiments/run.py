@@ -254,18 +254,19 @@ def _wanted(arms: Sequence[Arm], globs: Sequence[str], subject: Task, seed: int)
 
 
 def measured(subject: Task, arm: Arm, seed: int) -> Row:
-    """Make one row: the dense model, pruned, and trained again where the arm says so."""
+    """Make one row: the dense model, pruned, and trained again where the arm says so, or trained and pruned last."""
     if arm.whole:
         return _whole(subject, arm, seed)
     model = dense_model(subject, seed)
     dense = _evaluated(subject, model)
+    model = _kept_control(subject, seed) if arm.last else model
     torch.manual_seed(seed)
     given = arm.drawn_for(subject, seed)  # a data set that is read for the first time is no cost of pruning
     with Cost() as cost:
         arm.apply(model, subject, seed, given)
     seconds = cost.seconds
     one_shot = value = _evaluated(subject, model) if arm.criterion else dense
-    if arm.again:
+    if arm.again and not arm.last:
         begin = time.perf_counter()
         subject.before_again(model, seed)
         teacher = _kept_control(subject, seed) if arm.taught else None

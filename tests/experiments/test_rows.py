@@ -25,6 +25,23 @@ def test_a_row_says_what_was_done(here):
     assert measured(task, Arm("2:4", "wanda", again=True), 0).value == again.value  # the same seed, the same figure
 
 
+def test_a_row_that_is_pruned_last_is_the_trained_control_pruned(here, monkeypatch):
+    import run
+    from arms import AGAIN, CONTROL
+
+    arm = next(arm for arm in AGAIN if arm.last)
+    assert arm.key == "again: 2:4 auto, pruned last"
+    task, trained = toy(), []
+    train = run.training.train
+    monkeypatch.setattr(run.training, "train", lambda *a, **given: trained.append(given["name"]) or train(*a, **given))
+    row = run.measured(task, arm, 0)
+    assert trained == ["dense", "control"], "nothing is trained behind the pruning"
+    model = run._kept_control(task, 0)
+    assert run._evaluated(task, model) == run.measured(task, CONTROL, 0).value, "it was trained as the control"
+    arm.apply(model, task, 0, arm.drawn_for(task, 0))
+    assert row.value == row.one_shot == run._evaluated(task, model) and row.epochs == 2
+
+
 @pytest.mark.parametrize("criterion", ["default", "held back", "bare"])
 def test_a_row_of_the_default_recipe_is_given_the_dense_model(here, criterion, monkeypatch):
     from arms import AGAIN, Arm
