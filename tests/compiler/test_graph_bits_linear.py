@@ -209,6 +209,67 @@ def test_activations_between_ranges_of_tokens_are_part_of_the_product(act: Any, 
         assert same(fast, model, x)
 
 
+class Residual(nn.Module):
+    """Sums and products behind Linears: of a residual stream, a gate, two Linears; in place, and some that stay."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.first, self.last = kind, nn.Linear(40, 40), nn.Linear(40, 40)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.kind == "residual":
+            return x + self.last(torch.relu(self.first(x)))
+        if self.kind == "gate":
+            return torch.relu(self.first(x)) * self.last(x)
+        if self.kind == "two":
+            return self.first(x) + self.last(x + 1)
+        if self.kind == "in place":
+            y = self.last(x)
+            y += x
+            return y
+        if self.kind == "into the other":
+            y = x + 1
+            y += self.last(x)
+            return y
+        y = self.last(x)
+        if self.kind == "read twice":
+            return y + x, y
+        return {"broadcast": lambda: y + x[:, :1], "itself": lambda: y + y, "alpha": lambda: torch.add(y, x, alpha=2)}[
+            self.kind
+        ]()
+
+
+TAKEN = {
+    "residual": {"linear of bits+relu", "linear of bits+add"},
+    "gate": {"linear of bits", "linear of bits+relu+multiply"},
+    "two": {"linear of bits", "linear of bits+add"},
+    "in place": {"linear of bits+add"},
+    "into the other": {"linear of bits+add"},
+}
+"""What the account names, of those that are part of a product."""
+
+
+@pytest.mark.parametrize("data", [False, True])
+@pytest.mark.parametrize("kind", [*TAKEN, "read twice", "broadcast", "itself", "alpha"])
+def test_sums_and_products_behind_a_real_answer_are_part_of_the_product(kind: str, data: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Residual(kind).eval(), torch.randn(30, 40)
+    fast = compiled(model, "w1.58a8", x, data=data)
+    account = fast.plan.account
+    assert account.engine == "graph"
+    names = {one.operator for one in account.after if one.operator.startswith("linear of bits")}
+    if not (kind == "residual" and data):  # then the first one hands codes on
+        assert names == TAKEN.get(kind, {"linear of bits"})
+    else:
+        assert names == {"linear of bits+relu to codes", "linear of bits+add"}
+    for given in (x, torch.randn(30, 40), torch.full((30, 40), float("nan"))):
+        with quantization.in_whole_numbers(model):
+            want = model(given)
+        got = fast(given)
+        for one, other in zip(*((a if isinstance(a, tuple) else (a,)) for a in (got, want)), strict=True):
+            assert torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
+
+
 def test_what_torch_rounds_to_and_fro_stays_real_and_the_plan_says_so() -> None:
     """Far below zero torch's GELU is 0 or not from float to float; of odd levels that is another code."""
     torch.manual_seed(0)

@@ -2,7 +2,7 @@
 
 Where all that reads a Linear's answer are Linears of low bits with one learned range, normalisation, activation and
 their rounding are part of its call, and bytes of codes are what goes to memory. Elsewhere the answer is real, its
-activation part of the call.
+activation and a sum or product with another tensor part of the call.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,11 +20,11 @@ from torch._ops import OpOverload
 
 from twofour.compiler.code_steps import UnfitError, coded_answer
 from twofour.compiler.low_bits import LinearOfCodes
-from twofour.compiler.low_bits_after import movable, normalisation
+from twofour.compiler.low_bits_after import combined, movable, normalisation
 from twofour.errors import KernelError
 from twofour.graph.base import ACTIVATION_CALLS, activation_name, argument, aten, is_float32, place, value
 from twofour.kernels.bits_matmul import BitsProblem
-from twofour.kernels.epilogue import Epilogue
+from twofour.kernels.epilogue import COMBINES, Epilogue
 from twofour.kernels.problem import MaybeTensor, Problem
 
 LINEAR_CODES = "Linears hand codes on"
@@ -73,12 +73,14 @@ class Behind:
         affine: A normalisation, the first of them: float32 (2, out).
         applied: The operators on numbers behind it.
         readers: The Linears of low bits that alone read the last one's answer; none where others do.
+        combine: How the last node combines what stands before it with another tensor, "none" where it does not.
     """
 
     nodes: list[fx.Node] = field(default_factory=list)
     affine: MaybeTensor = None
     applied: list[Pointwise] = field(default_factory=list)
     readers: tuple[fx.Node, ...] = ()
+    combine: str = "none"
 
 
 class BitsLinear(nn.Module):
@@ -103,14 +105,16 @@ class BitsLinear(nn.Module):
     def label(self) -> str:
         """Return how the account names it, such as "linear of bits+gelu to codes"."""
         names = ["linear of bits", *["batch_norm"] * (self.affine is not None), *(one.name for one in self.applied)]
+        names += [self.problem.epilogue.combine] * (self.problem.epilogue.combine != "none")
         hands_on = isinstance(self.problem, BitsProblem) and self.problem.answer is not None
         return "+".join(names) + (" to codes" if hands_on else "")
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
         """Return the product and what is part of it.
 
         Args:
             x: float32 or bfloat16 (..., in), or rows of codes.
+            other: Second operand of the epilogue, (..., out), where it has one.
 
         Returns:
             (..., out) in x's dtype, or rows of codes: uint8 (..., out + 1).
@@ -120,22 +124,22 @@ class BitsLinear(nn.Module):
         """
         layer = self.layer
         if "forward" in layer.__dict__:  # `on_exact_activations`: nothing is rounded, codes neither
-            return self._in_floats(layer(x))
+            return self._in_floats(layer(x), other)
         if self.problem is layer.problem:
             return layer(x)
         try:
             limits, steps = layer.prepared.steps.get(layer.dispatch_text) or layer.prepared.bound(layer.dispatch_text)
             run, weight, _ = steps[bisect_left(limits, math.prod(x.shape[:-1]))]
-            return run(x.resolve_neg(), weight, layer.bias, self.problem, None)
+            return run(x.resolve_neg(), weight, layer.bias, self.problem, other)
         except KernelError as error:
             raise error.for_layer(layer.name) from None
 
-    def _in_floats(self, y: Tensor) -> Tensor:
+    def _in_floats(self, y: Tensor, other: Tensor | None) -> Tensor:
         if self.affine is not None:
             y = y * self.affine[0] + self.affine[1]
         for apply in self.applied:
             y = apply(y)
-        return y
+        return y if other is None else COMBINES[self.problem.epilogue.combine](y, other)
 
 
 @dataclass
@@ -172,14 +176,16 @@ def place_bits_linears(
     """
     found, handed = {node: _behind(module, node, products) if hand_on else Behind() for node in products}, Handed()
     problems: dict[fx.Node, Problem] = {node: product.problem for node, product in products.items()}
+    taken: set[fx.Node] = set()  # of two Linears that one node adds up, one takes it
     for node, behind in found.items():
         if behind.readers and (problem := _to_codes(node, behind, products, handed)) is not None:
             problems[node] = problem
-        else:
-            found[node] = behind = _activated(behind)
+        elif hand_on:
+            found[node] = behind = _activated(module, node, behind, taken)
             if behind.nodes:
-                name = activation_name(behind.nodes[-1])
-                problems[node] = BitsProblem(*_given(problems[node], Epilogue(name)))
+                taken.add(behind.nodes[-1])
+                name = activation_name(behind.nodes[0]) if behind.applied else "none"
+                problems[node] = BitsProblem(*_given(problems[node], Epilogue(name, behind.combine)))
     for node, behind in found.items():
         if getattr(problems[node], "answer", None) is not None:
             for reader in behind.readers:
@@ -222,12 +228,17 @@ def _is_nothing(node: fx.Node, at: fx.Node) -> bool:
     return node.target is aten.dropout.default and node.args[0] is at and not argument(node, 2, "train", False)
 
 
-def _activated(behind: Behind) -> Behind:
-    """Return what the call of a real answer takes over: the activation right behind it, if it knows one."""
+def _activated(module: fx.GraphModule, node: fx.Node, behind: Behind, taken: Collection[fx.Node]) -> Behind:
+    """Return what the call of a real answer takes over: the activation right behind it, then a sum or product."""
     first = behind.nodes[0] if behind.nodes else None
-    if first is None or first.target not in ACTIVATION_CALLS:
-        return Behind()
-    return Behind([first], None, behind.applied[:1])
+    activated = first is not None and first.target in ACTIVATION_CALLS
+    found = Behind([first], None, behind.applied[:1]) if first is not None and activated else Behind()
+    at = found.nodes[-1] if found.nodes else node
+    last = next(iter(at.users)) if len(at.users) == 1 and is_float32(at) else None
+    if last is None or last in taken or (other := combined(last, at)) is None:
+        return found
+    more = Behind([*found.nodes, last], None, found.applied, combine=other[0])
+    return more if movable(module, node, more.nodes) else found
 
 
 def _to_codes(
@@ -272,6 +283,9 @@ def _place(module: fx.GraphModule, node: fx.Node, behind: Behind, layer: BitsLin
     """Let one call stand for a Linear and what it takes over."""
     end, args = behind.nodes[-1] if behind.nodes else node, node.args[:1]
     problem = layer.problem
+    if behind.combine != "none":
+        at = ([node, *behind.nodes])[-2]
+        args = *args, next(one for one in end.args if one is not at)
     if isinstance(problem, BitsProblem) and problem.answer is not None:
         seen = value(end)
         end.meta["val"] = seen.new_empty((*seen.shape[:-1], problem.rows + 1), dtype=torch.uint8)

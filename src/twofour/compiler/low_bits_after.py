@@ -53,8 +53,8 @@ def behind(module: fx.GraphModule, conv: fx.Node) -> Behind | None:
             break
         if affine is None and other is None and (scaled := normalisation(module, node, at)) is not None:
             affine = scaled
-        elif other is None and (added := _added(node, at)) is not None:
-            other = added
+        elif other is None and (found := combined(node, at)) is not None and found[0] == "add":
+            other = found[1]
         elif node.target in (aten.relu.default, aten.relu_.default):
             relu = True
         else:
@@ -99,17 +99,25 @@ def movable(module: fx.GraphModule, first: fx.Node, nodes: list[fx.Node]) -> boo
     return not any(changes_in_place(node) for node in between if node.op == "call_function" and node not in nodes)
 
 
-def _added(node: fx.Node, at: fx.Node) -> fx.Node | None:
-    """Return what a node adds to `at`, a tensor of its size."""
-    if node.target not in (aten.add.Tensor, aten.add_.Tensor) or len(node.args) != 2 or node.kwargs:
+_COMBINED: dict[Any, str] = {
+    aten.add.Tensor: "add",
+    aten.add_.Tensor: "add",
+    aten.mul.Tensor: "multiply",
+    aten.mul_.Tensor: "multiply",
+}
+
+
+def combined(node: fx.Node, at: fx.Node) -> tuple[str, fx.Node] | None:
+    """Return how a node combines `at` with a tensor of its size, a key of `epilogue.COMBINES`, and that tensor."""
+    if node.target not in _COMBINED or len(node.args) != 2 or node.kwargs:
         return None
     a, b = node.args
     other = b if a is at else a
-    if node.target is aten.add_.Tensor and a is not at:
+    if node.target in (aten.add_.Tensor, aten.mul_.Tensor) and a is not at:
         return None  # it writes into the other one
     if not isinstance(other, fx.Node) or other is at or not is_float32(other):
         return None
-    return other if same_size(other, at) and same_size(node, at) else None
+    return (_COMBINED[node.target], other) if same_size(other, at) and same_size(node, at) else None
 
 
 def normalisation(module: fx.GraphModule, node: fx.Node, at: fx.Node) -> Tensor | None:
