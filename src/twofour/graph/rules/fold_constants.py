@@ -17,6 +17,9 @@ FLOATS, COPIED = 1 << 18, 4096
 """The same of real numbers: of what is computed, such as a table of relative positions; and of weights that are only
 laid out otherwise, which nobody wants twice in memory."""
 
+FOLDED = "_folded_"
+"""How the name of a folded constant begins."""
+
 _COPIES = (aten.contiguous.default, aten.clone.default, aten.to.dtype, aten._to_copy.default, aten.reshape.default)
 
 
@@ -36,7 +39,7 @@ def rewrite(module: fx.GraphModule) -> int:
         used_outside = any(user not in known for user in node.users)
         if node.op == "get_attr" or not used_outside:
             continue
-        new = constant(module, node, f"_folded_{node.name}", found.clone(), node.meta.get("val"))
+        new = constant(module, node, FOLDED + node.name, found.clone(), node.meta.get("val"))
         node.replace_all_uses_with(new)
         count += 1
     module.graph.eliminate_dead_code()

@@ -1,5 +1,6 @@
 """Masks that models build from positions: comparisons that always hold and indexing by 0, 1, 2, ... become views.
 
+One that hides nothing, of any sizes or of those of one model, is no mask: attention reads none.
 A comparison of keys' positions with queries' is no mask either: attention hides later keys itself.
 """
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from twofour.graph.base import Rule, argument, aten, calls, escapes, insert, replace_with, same_size, value
+from twofour.graph.rules.fold_constants import FOLDED
 from twofour.kernels.attention import attention
 
 _AND = (aten.__and__.Tensor, aten.logical_and.default, aten.bitwise_and.Tensor)
@@ -28,7 +30,7 @@ def rewrite(module: fx.GraphModule) -> int:
     for node in calls(graph, aten.index.Tensor):
         count += _view(node)
     for node in calls(graph, attention):
-        count += _hide_later(node)
+        count += _show_all(node) or _hide_later(node)
     graph.eliminate_dead_code()
     return count
 
@@ -42,6 +44,8 @@ def _always(node: Any) -> bool:
         return True
     if node.target in (aten.ge.Scalar, aten.ge.Tensor):
         return bool(node.args[1] == 0) and _positions(node.args[0]) is not None
+    if node.op == "get_attr" and str(node.target).startswith(FOLDED):  # a buffer may be written to
+        return bool(getattr(node.graph.owning_module, str(node.target)).all())
     if node.target in _AND:
         return all(map(_always, node.args))
     return node.target in _SHAPES and _always(node.args[0])
@@ -54,6 +58,15 @@ def _spread(node: fx.Node, kept: fx.Node) -> bool:
     if same_size(node, kept) and value(kept).dtype is torch.bool:
         return not escapes(node)  # what the caller is given is not the caller's own mask
     return bool(node.users) and same and (reads or (all(user.target in _AND for user in node.users) and _always(node)))
+
+
+def _show_all(node: fx.Node) -> int:
+    """Leave out the mask of attention that hides nothing; returns whether."""
+    mask = argument(node, 3, "mask")
+    if mask is None or node.kwargs or not _always(mask):
+        return 0
+    node.args = (*node.args[:3], None, *node.args[4:])
+    return 1
 
 
 def _hide_later(node: fx.Node) -> int:

@@ -75,7 +75,7 @@ def _beside(t: Tensor) -> tuple[int, int, int]:
 
 
 def mask_of(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
-    """Return the mask expanded, with a contiguous last axis."""
+    """Return the mask expanded, with a contiguous last axis; a copy for that is of what it has of its own."""
     try:
         wide = mask.expand(shape)
     except RuntimeError:
@@ -86,4 +86,7 @@ def mask_of(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
             got=f"{mask.dtype} {tuple(mask.shape)} on {mask.device}",
             wanted=f"bool or float32 on cpu that broadcasts to {shape}",
         )
-    return wide if wide.stride(3) == 1 or shape[3] == 1 else wide.contiguous()
+    if wide.stride(3) == 1 or shape[3] == 1:
+        return wide
+    own = wide[tuple(slice(None) if stride else slice(1) for stride in wide.stride()[:3])]
+    return own.contiguous().expand(shape)
