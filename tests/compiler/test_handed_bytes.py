@@ -53,6 +53,23 @@ def test_an_encoder_hands_bytes_to_every_product(encoder: tuple[nn.Module, tuple
         assert distance([fast(*given)], [model(*given)]) <= 1.5 * layer_wise + 2**-8
 
 
+def test_products_and_norms_in_one_call_answer_the_bits_of_separate_calls(
+    encoder: tuple[nn.Module, tuple[Tensor, Tensor]], monkeypatch: pytest.MonkeyPatch, every_isa: str
+) -> None:
+    model, example = encoder
+    fast = compiled(model, *example, data=[example])
+    labels = [call.label for call in fast.plan.account.outlines["after"].calls]
+    assert sum(label.startswith("mlp+") for label in labels) == 2, labels
+    assert "mlp+gelu+add+norm" in labels and labels.count("linear+add+norm") == 2, labels
+    for rewrite in ("norms_into_products", "products_in_a_row"):
+        monkeypatch.setattr(graph_rewrites, rewrite, lambda _: 0)
+    apart = compiled(model, *example, data=[example])
+    assert "linear+gelu" in [call.label for call in apart.plan.account.outlines["after"].calls]
+    for rows, length in (SHAPE, (3, 7), (1, 1)):
+        given = example[0][:1, :length].repeat(rows, 1), torch.ones(rows, length)
+        assert torch.equal(fast(*given), apart(*given))
+
+
 def test_a_range_of_each_token_hands_nothing_on(encoder: tuple[nn.Module, tuple[Tensor, Tensor]]) -> None:
     model, example = encoder
     assert handed(compiled(model, *example)) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -24,9 +25,10 @@ from twofour.kernels.dense_matmul import ONEDNN, Float32Matmul
 from twofour.kernels.dispatch import read_dispatch
 from twofour.kernels.epilogue import ACTIVATIONS, Epilogue
 from twofour.kernels.fused_matmul import Factor, FusedMatmul
-from twofour.kernels.norm import RowNorm, norm
+from twofour.kernels.norm import RowNorm, norm, norm_to_bytes
 from twofour.kernels.norm import reference as norm_reference
 from twofour.kernels.problem import Problem
+from twofour.kernels.quantization import DYNAMIC, Quantization, quantize_input
 from twofour.kernels.table import rows
 from twofour.packing import Packed, pack
 from twofour.patterns import parse
@@ -220,6 +222,97 @@ def test_products_of_two_families_stand_in_one_call() -> None:
         fused.run(x.bfloat16(), other.bfloat16())
 
 
+WHOLE = [row for row in ROWS if row.dtype == "int8"]
+OF_X, HELD, NORMED = (Quantization.of_range(*ends) for ends in ((-4, 4), (-0.2, 7), (-4, 3)))
+
+
+def of_ranges(fused: FusedMatmul, dtype: torch.dtype, held: torch.dtype) -> FusedMatmul:
+    """Return the same products with static ranges, answers of `dtype`, what is between them of `held`."""
+    assert HELD.x_scale is not None
+    last = replace(HELD if fused.first is not None else OF_X, y_dtype=dtype)
+    first = replace(
+        OF_X, y_dtype=held, **({"y_scale": HELD.x_scale, "y_zero": HELD.x_zero} if held is torch.uint8 else {})
+    )
+    firsts = [None if one is None else replace(one, quantization=first) for one in (fused.first, fused.gate)]
+    return replace(fused, first=firsts[0], gate=firsts[1], last=replace(fused.last, quantization=last))
+
+
+def apart_in_ranges(fused: FusedMatmul, x: Tensor, other: Tensor, after: RowNorm, dtype: torch.dtype) -> list[Tensor]:
+    """The same, a call for each product and one for the norm, which is answered in bytes too."""
+
+    def product_of(one: Factor, x: Tensor, epilogue: Epilogue, other: Tensor | None = None) -> Tensor:
+        return one.kernel.run(x, one.weight, one.bias, Problem(one.rows, epilogue, one.quantization), other)
+
+    if fused.first is not None:
+        gate = None if fused.gate is None else product_of(fused.gate, x, Epilogue())
+        x = product_of(fused.first, x, Epilogue(fused.activation, "none" if gate is None else "multiply"), gate)
+    y = product_of(fused.last, x, fused.epilogue, other)
+    made = norm_to_bytes(y, after.weight, after.bias, after.eps, after.centred, after.scale, after.zero)
+    assert y.dtype is dtype and isinstance(made, tuple)
+    return [y, *made]
+
+
+@each_row(WHOLE, "row")
+@in_turn("how", [*HOW, "real between"])
+def test_static_ranges_give_the_bits_of_separate_calls(row: Kernel, how: str) -> None:
+    sizes, two = (64, 2112, 33), how != "alone"
+    for tokens, dtype, team in (
+        (131, torch.bfloat16, 1),
+        (300, torch.float32, 3),
+        (1, torch.bfloat16, 1),
+        (0, torch.float32, 1),
+    ):
+        held = torch.uint8 if how == "two" else dtype
+        fused = of_ranges(made(row, sizes, gated=how == "gated", two=two), dtype, held)
+        other = torch.randn(tokens, 33).to(dtype)
+        after = RowNorm(torch.randn(33), torch.randn(33), 1e-5, True, NORMED.x_scale or 1.0, NORMED.x_zero)
+        real = torch.randn(tokens, 67)[:, :64].to(dtype)
+        for x in (real, quantize_input(real, OF_X)[0]):
+            with threads(team):
+                want = apart_in_ranges(fused, x, other, after, dtype)
+                whole = torch.full((tokens, 33), 77, dtype=torch.uint8)
+                y, normed = fused.run(x, other, None, after, keep=True, whole=whole)
+                for got, wanted in zip((y, normed, whole), want, strict=True):
+                    assert torch.equal(got, wanted)
+                whole.fill_(77)
+                y, same = fused.run(x, other, None, after, keep=True, whole=whole, real=False)
+                assert torch.equal(y, want[0]) and same is y and torch.equal(whole, want[2])
+                whole.fill_(77)
+                assert torch.equal(fused.run(x, other, None, after, whole=whole)[1], want[1]) and torch.equal(
+                    whole, want[2]
+                )
+                assert torch.equal(fused.run(x, other)[0], want[0])
+            exact = quantize_input(real, OF_X)
+            dense = in_float64(fused, exact[1] * (exact[0].float() - exact[2]), other, None, after)
+            if how != "gated":  # whose products leave the range between them
+                near(want[0], dense[0], NEAR["int8"])
+            near(want[0], fused.reference(x, other)[0], 0.02)
+
+
+def test_bytes_that_a_product_cannot_read_are_refused() -> None:
+    best = max((row for row in WHOLE if row.unavailable() is None), key=lambda row: row.level)
+    fused = of_ranges(made(best, (16, 40, 24)), torch.float32, torch.uint8)
+    x, other = torch.randint(0, 255, (6, 16), dtype=torch.uint8), torch.randn(6, 24)
+    assert fused.first is not None
+    dynamic = replace(fused, first=replace(fused.first, quantization=replace(DYNAMIC, y_dtype=torch.uint8)))
+    with pytest.raises(KernelError, match="int8 products of a static range"):
+        dynamic.run(x, other)
+    with pytest.raises(KernelError, match="two int8 products of static ranges"):
+        replace(fused, last=replace(fused.last, quantization=DYNAMIC)).run(x, other)
+    with pytest.raises(KernelError, match="second operand"):
+        fused.run(x, other.bfloat16())
+    whole, after = torch.empty(6, 24, dtype=torch.uint8), RowNorm(None, None, 1e-5, True, 0.1, 300)
+    with pytest.raises(KernelError, match="zero point from 0 to 255"):
+        fused.run(x, other, None, after, whole=whole)
+    with pytest.raises(KernelError, match="answer in bytes"):
+        fused.run(x, other, None, replace(after, zero=3), whole=whole[:5])
+    with pytest.raises(KernelError, match="normalised answer"):
+        fused.run(x, other, None, replace(after, zero=3), real=False)
+    floats = of_ranges(made(BEST, (16, 40, 24)), torch.float32, torch.float32)
+    with pytest.raises(KernelError, match="input"):
+        floats.run(x, other)
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_what_is_no_number_stays_in_its_row(activation: str) -> None:
     fused = made(BEST, (16, 2048, 24), activation=activation)
@@ -243,7 +336,8 @@ def test_operands_that_do_not_fit_are_refused() -> None:
     with pytest.raises(KernelError, match=r"layout 'dense_panels' of a float32 weight \(24, 16\)"):
         FusedMatmul(None, None, fused.last, epilogue=fused.epilogue).run(x, other)
     run, place = native.extension().fused_matmul, BEST.native_product
-    weight, y, beside = fused.last.weight.tensor, torch.empty(6, 24), (None, *(-1, None, None, 0.0, False) * 2, None, 1)
+    weight, y, dynamic = fused.last.weight.tensor, torch.empty(6, 24), (True, 1.0, 0, 1.0, 0)
+    beside = (None, *(-1, None, None, 0.0, False) * 2, None, dynamic, dynamic, False, None, 1.0, 0, 1)
     for places, hidden in (((-1, place, place), 0), ((-1, -1, place), 4), ((place, -1, place), 0), ((-1, -1, -1), 0)):
         with pytest.raises((ValueError, IndexError)):
             run(*places, x, weight, None, weight, None, weight, None, y, hidden, 0, 0, 0, *beside)

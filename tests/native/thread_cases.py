@@ -52,7 +52,7 @@ WRITTEN = {
     },
     **{"nm_tiles": (2,), "nm_nonzero": (2,), "nm_ties": (), "nm_groups": ()},
     **{"nm_stripes_refine": (2,), "nm_stripes_assign": (2,), "fused_block": (3, 4)},
-    **{"attention_of_windows": (4,), "fused_matmul": (10, 26), "recurrent": (14, 15, 16), "assign_rows": (1,)},
+    **{"attention_of_windows": (4,), "fused_matmul": (10, 26, 30), "recurrent": (14, 15, 16), "assign_rows": (1,)},
     **{"attention_of_sequences": (4,), "take_rows": (2,), "real_tokens": (), "lay_out": (1, 2, 3)},
     **{"depthwise_conv": (4,), "dense_conv": (5,), "squeeze_excite": (6,)},
     **{

@@ -2,7 +2,8 @@
 
 A product of a static range rounds each input to a byte before it multiplies. Where that input comes from a product, a
 normalisation or attention, these round it once, as they store it: fewer bytes, and no pass over them. Nothing else is
-rounded: sums of residuals, and what attention reads, stay as they are.
+rounded: sums of residuals, and what attention reads, stay as they are. Later rewrites (`normed`, `mlp`) make one call
+of products and norms that hand bytes on.
 """
 
 from __future__ import annotations

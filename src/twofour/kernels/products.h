@@ -30,15 +30,20 @@ struct Part {
   const float* bias = nullptr;
   int64_t out = 0, in = 0, group = 0;
   bool zeros = false;
+  Quantization range{true, 1, 0, 1, 0};  // of rows of whole numbers: those of x, and of y where that is bytes
 
-  // x and y are of one type, float32 or bfloat16; rows of whole numbers find a range for each token.
+  // x and y are float32 or bfloat16, or bytes where the range is static.
+  Matmul call(const void* x, int64_t x_stride, void* y, int64_t rows, int threads, Type from, Type to) const {
+    return {x, from, x_stride, weight, bias, y, to, out, rows, out, in, group, zeros,
+            {Activation::none, Combine::none, nullptr, 0}, range, threads, nullptr, nullptr};
+  }
   Matmul call(const void* x, int64_t x_stride, void* y, int64_t rows, int threads, Type type = Type::f32) const {
-    return {x, type, x_stride, weight, bias, y, type, out, rows, out, in, group, zeros,
-            {Activation::none, Combine::none, nullptr, 0}, {true, 1, 0, 1, 0}, threads, nullptr, nullptr};
+    return call(x, x_stride, y, rows, threads, type, type);
   }
-  int64_t workspace(int64_t rows, int threads, Type type = Type::f32) const {
-    return product == nullptr ? 0 : product->workspace_bytes(call(nullptr, in, nullptr, rows, threads, type));
+  int64_t workspace(int64_t rows, int threads, Type from, Type to) const {
+    return product == nullptr ? 0 : product->workspace_bytes(call(nullptr, in, nullptr, rows, threads, from, to));
   }
+  int64_t workspace(int64_t rows, int threads) const { return workspace(rows, threads, Type::f32, Type::f32); }
 };
 
 inline std::vector<Product>& products() {

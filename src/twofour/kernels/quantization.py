@@ -121,7 +121,11 @@ class Quantization:
 
     def output(self, x: Tensor) -> torch.dtype:
         """Return the dtype of the answer to `x`."""
-        return self.y_dtype or (torch.float32 if x.dtype is torch.uint8 else x.dtype)
+        return self.answer(x.dtype)
+
+    def answer(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype of the answer to an input of `dtype`."""
+        return self.y_dtype or (torch.float32 if dtype is torch.uint8 else dtype)
 
     @cached_property
     def codes(self) -> tuple[bool, float, int, float, int]:

@@ -49,10 +49,20 @@ def fused(scale: int) -> Iterator[Call]:
             for weight in weights
         )
         parts = (first, hidden, gate, hidden.clone(), last, bias)
-        beside = (other, *before, *after, y.clone(), 1)
+        beside = (other, *before, *after, y.clone(), *((True, 1.0, 0, 1.0, 0),) * 2, False, None, 1.0, 0, 1)
         yield row.isa, EXT.fused_matmul, [place, place, place, x, *parts, y, 64, 1, 0, 1, *beside]
         parts = (None, None, None, None, alone, bias)
         yield row.isa, EXT.fused_matmul, [-1, -1, place, x, *parts, y, 0, 0, 1, 1, *beside]
+        if row.dtype != "int8":
+            continue
+        read, whole, no_norm = (
+            (x * 32 + 128).clamp(0, 255).byte(),
+            torch.zeros(tokens, rows, dtype=torch.uint8),
+            (-1, None, None, 0.0, False),
+        )
+        ranges = ((False, 0.03, 128, 0.03, 10), (False, 0.03, 10, 1.0, 0), True, whole, 0.03, 128)
+        parts, beside = (first, hidden, None, None, last, bias), (other, *no_norm, *after, y.clone(), *ranges, 1)
+        yield row.isa, EXT.fused_matmul, [place, -1, place, read, *parts, y, 64, 1, 0, 1, *beside]
 
 
 def products(scale: int) -> Iterator[Call]:

@@ -35,22 +35,28 @@ struct StripRows {
   }
 };
 
-// What is called: tensors of all tokens, of one type.
+// What is called: tensors of all tokens, of one type but for what is bytes.
 struct FusedMatmul {
   Part first, gate, last;  // the first two may have no product: the last one then reads x
   Activation activation;   // of `first`
   Epilogue epilogue;       // of `last`
   StripRows before, after;  // of rows of x, and of rows of y, or without a kernel; what they write is set for each strip
-  Type type;
+  Type type;  // float32 or bfloat16
   const char* x;
   int64_t x_stride;
-  char *y, *normed;  // contiguous; `normed` may be y
+  char *y, *normed;  // contiguous; `normed` may be y, and is null where its bytes alone are wanted
   int64_t tokens, width;  // of x
   int threads;
+  bool x_whole = false, held_whole = false;  // whether x, and what the last of two products reads, are bytes
 
   bool two() const { return first.product != nullptr; }
   bool gated() const { return gate.product != nullptr; }
   int64_t size() const { return type == Type::bf16 ? 2 : 4; }
+  Type held() const { return (two() ? held_whole : x_whole) ? Type::u8 : type; }  // what the last product reads
+  int64_t held_size() const { return held() == Type::u8 ? 1 : size(); }
+  // Reads and answers of one of the products.
+  Type from(const Part& part) const { return &part == &last ? held() : x_whole ? Type::u8 : type; }
+  Type to(const Part& part) const { return &part == &first ? held() : type; }
   // What reads x first, and normalises it where it can.
   const Part& reader() const { return gated() ? gate : two() ? first : last; }
 
@@ -61,12 +67,12 @@ struct FusedMatmul {
   // take 14 vectors of 16, of 112 and 85 tokens 13.
   int64_t strip() const {
     const bool whole = reader().product->whole_rows && last.product->whole_rows;
-    // Numbers that a token leaves in a cache for the next pass over it.
-    int64_t row = two() ? first.out * (gated() ? 2 : 1) : 0;
-    if (!two() && !whole) row = (before.kernel ? last.in : 0) + (after.kernel ? last.out : 0);
+    // Bytes that a token leaves in a cache for the next pass over it.
+    int64_t row = two() ? first.out * (held_size() + (gated() ? size() : 0)) : 0;
+    if (!two() && !whole) row = ((before.kernel ? last.in : 0) + (after.kernel ? last.out : 0)) * size();
     if (row == 0 || tokens == 0) return tokens;
     const int64_t bytes = numbers() * size() <= kSmallWeights ? kSmallStrip : kStripBytes;
-    const int64_t fit = bytes / (row * size()), panels = fit / kPanelStripTokens * kPanelStripTokens;
+    const int64_t fit = bytes / row, panels = fit / kPanelStripTokens * kPanelStripTokens;
     const int64_t most = whole ? std::max(kStripTokens * threads, fit) : std::max(kPanelStripTokens * threads, panels);
     return least(tokens, round_up(ceil_div(tokens, ceil_div(tokens, most)), whole ? 1 : kPanelVector));
   }
@@ -75,7 +81,8 @@ struct FusedMatmul {
     int64_t most = 0;
     if (tokens == 0) return most;
     for (const Part* part : {&first, &gate, &last})
-      for (int64_t rows : {strip(), (tokens - 1) % strip() + 1}) most = std::max(most, part->workspace(rows, threads, type));
+      for (int64_t rows : {strip(), (tokens - 1) % strip() + 1})
+        most = std::max(most, part->workspace(rows, threads, from(*part), to(*part)));
     return most;
   }
 };
@@ -88,7 +95,7 @@ class FusedRun {
         strip_(all.strip()),
         column_(strip_ * all.size()),
         space_(scratch, static_cast<size_t>(all.workspace())),
-        held_(scratch, static_cast<size_t>(all.two() ? column_ * all.first.out : 0)),
+        held_(scratch, static_cast<size_t>(all.two() ? strip_ * all.held_size() * all.first.out : 0)),
         gates_(scratch, static_cast<size_t>(all.gated() ? column_ * all.first.out : 0)),
         normed_(scratch, static_cast<size_t>(all.before.kernel ? column_ * all.width : 0)) {}
 
@@ -101,15 +108,17 @@ class FusedRun {
   void* at(const void* rows, int64_t index, int64_t stride) const {
     return const_cast<char*>(static_cast<const char*>(rows)) + index * stride * all_.size();
   }
+  // The same of what may be missing.
+  void* at_any(const void* rows, int64_t index, int64_t stride) const { return rows == nullptr ? nullptr : at(rows, index, stride); }
   Matmul call(const Part& part, const void* x, int64_t x_stride, void* y, int64_t rows) {
-    Matmul made = part.call(x, x_stride, y, rows, all_.threads, all_.type);
+    Matmul made = part.call(x, x_stride, y, rows, all_.threads, all_.from(part), all_.to(part));
     made.workspace = space_.data();
     made.damaged = &damaged_;
     return made;
   }
 
   void strip(int64_t begin, int64_t rows) {
-    const void* x = at(all_.x, begin, all_.x_stride);
+    const void* x = all_.x_whole ? all_.x + begin * all_.x_stride : at(all_.x, begin, all_.x_stride);
     int64_t stride = all_.x_stride;
     StripRows before = all_.before;
     before.norm.x = x, before.norm.y = normed_.data(), before.norm.rows = rows;
@@ -152,7 +161,8 @@ class FusedRun {
     if (last.epilogue.other) last.epilogue.other = at(all_.epilogue.other, begin, all_.epilogue.other_stride);
     normalise(&last, reads);
     StripRows after = all_.after;
-    after.norm.x = last.y, after.norm.y = at(all_.normed, begin, width), after.norm.rows = rows;
+    after.norm.x = last.y, after.norm.y = at_any(all_.normed, begin, width), after.norm.rows = rows;
+    if (after.norm.bytes != nullptr) after.norm.bytes += begin * width;
     const bool done = after.kernel && all_.last.product->whole_rows;
     if (done) last.rows_done = StripRows::run, last.rows_state = &after;
     all_.last.product->run(last);

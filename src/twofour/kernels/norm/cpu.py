@@ -27,12 +27,16 @@ class RowNorm:
         bias: float32 (width,) or None.
         eps: Added to the variance.
         centred: True for LayerNorm; False for RMSNorm.
+        scale: Of its answer in bytes, as of `norm_to_bytes`.
+        zero: Likewise.
     """
 
     weight: Tensor | None
     bias: Tensor | None
     eps: float
     centred: bool = True
+    scale: float = 1.0
+    zero: int = 0
 
 
 def norm(
