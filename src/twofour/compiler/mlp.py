@@ -2,7 +2,7 @@
 
 The MLP of a transformer writes between its products what is up to four times as wide as its input. By strips that stays
 in a cache. On a Zen 4 the call takes 0.86 to 1.04 of the time of its products one by one, dense or 2:4 (figures in
-kernels/fused_matmul/README.md), of static ranges in int8 0.95 to 0.97, so that fewer calls and bytes decide, and
+kernels/fused_matmul/README.md), of static ranges in int8 the same to 0.95, so that fewer calls and bytes decide, and
 nothing is measured.
 """
 
