@@ -6,7 +6,6 @@ import copy
 import gc
 import logging
 import os
-import re
 import resource
 import shutil
 import signal
@@ -25,7 +24,6 @@ import twofour
 from tests.forked import status_of
 from twofour.checkpoints import Checkpoint
 from twofour.errors import FormatError
-from twofour.export import save_load
 from twofour.native import mapped
 from twofour.native.mapped import MappedFile
 
@@ -207,30 +205,6 @@ def test_pages_that_no_call_has_read_take_no_memory(path: Path) -> None:
     assert torch.equal(table(fast), want) and resident(path) >= shared / 2
     mapped.forget(other.parameters())
     assert torch.equal(table(other), want)
-
-
-@linux
-def test_tables_come_in_small_pages_and_what_a_product_reads_does_not(tmp_path: Path) -> None:
-    path, ids = tmp_path / "model.safetensors", torch.arange(8)[None]
-    model = nn.Sequential(nn.Embedding(20_000, 64), nn.Linear(64, 64), nn.Linear(64, 20_000, bias=False)).eval()
-    twofour.save(model, path)
-    loaded = twofour.load(path, copy.deepcopy(model), tokens=(1,), graph=False)
-    assert on_pages(table(loaded), path) and is_small(table(loaded))
-    assert torch.equal(table(loaded)[ids], table(model)[ids])
-    model[2].weight = model[0].weight
-    assert [one.shape for one in save_load._tables(nn.Sequential(model[0], model[2]))] == []
-    assert [one.shape for one in save_load._tables(nn.Sequential(model[0], model[1]))] == [(20_000, 64)]
-
-
-def is_small(tensor: torch.Tensor) -> bool:
-    """Tell whether the system was asked for no large pages in the midst of a tensor."""
-    middle, found = tensor.data_ptr() + tensor.nbytes // 2, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if span := re.match("([0-9a-f]+)-([0-9a-f]+) ", line):
-            found = int(span[1], 16) <= middle < int(span[2], 16)
-        elif found and line.startswith("VmFlags:"):
-            return "nh" in line.split()
-    return False
 
 
 @linux

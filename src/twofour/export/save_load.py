@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from twofour import masks, native
@@ -27,10 +26,9 @@ from twofour.export.fill import fill_compiled, fill_given, fitting
 from twofour.export.low_bits import LOW_BITS, described, patterns_of_codes, take_packed, unpacked
 from twofour.export.shards import write_folder
 from twofour.files import named
-from twofour.graph.executor.recorder import tensors_in
 from twofour.layers import describe_schemes, describe_stored, require_unwrapped
 from twofour.masks import Mask
-from twofour.native.mapped import by_rows, forget
+from twofour.native.mapped import forget
 from twofour.packing import Packed, pack
 
 logger = logging.getLogger("twofour.export")
@@ -173,20 +171,8 @@ def load(
     loaded = filled()
     native.release_free_memory()  # the file's bytes lay between the layouts made from them: as much again
     if not masked:
-        by_rows(_tables(loaded))
         forget((*loaded.parameters(), *loaded.buffers()))  # what a call reads of a table comes back from the file
     return loaded
-
-
-def _tables(model: nn.Module) -> Iterator[Tensor]:
-    """Yield the tables that embeddings look rows up in, and that no product reads."""
-    kinds = nn.Embedding, CompiledEmbedding
-    others = [module for module in model.modules() if not isinstance(module, kinds)]
-    read = tensors_in([(one._parameters, one._buffers, getattr(one, "prepared", None)) for one in others])
-    whole = {tensor.data_ptr() for tensor in read if tensor.layout is torch.strided}
-    for module in model.modules():
-        held = (*module.parameters(recurse=False), *module.buffers(recurse=False)) if isinstance(module, kinds) else ()
-        yield from (one for one in held if one.layout is torch.strided and one.data_ptr() not in whole)
 
 
 def _is_folder(path: Path, max_shard_bytes: int | None) -> bool:

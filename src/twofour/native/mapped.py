@@ -17,7 +17,6 @@ import mmap
 import os
 import weakref
 from collections.abc import Iterable
-from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ from torch import Tensor
 from twofour.native import extension
 from twofour.native.pages import LEAST
 
-__all__ = ["LEAST", "MappedFile", "by_rows", "forget", "mapped_bytes"]
+__all__ = ["LEAST", "MappedFile", "forget", "mapped_bytes"]
 
 
 _REASONS = {
@@ -121,23 +120,6 @@ def forget(tensors: Iterable[Tensor]) -> None:
         extension().forget_pages(whole)
 
 
-def by_rows(tensors: Iterable[Tensor]) -> None:
-    """Let plain tensors that are pages of files come to memory in small pages: of a table a call reads a few rows.
-
-    A system that has a file in its cache in pages of 2 MB maps such a page for each row (Linux 6 on ext4): 128 words of
-    a table of 47 MB took 29 MB.
-    """
-    if not hasattr(mmap, "MADV_NOHUGEPAGE"):
-        return
-    for one in _mapped(tensors):
-        for pages, address in _addresses():
-            first = -(-max(one.data_ptr() - address, 0) // mmap.PAGESIZE) * mmap.PAGESIZE
-            last = min(one.data_ptr() + one.nbytes - address, len(pages)) // mmap.PAGESIZE * mmap.PAGESIZE
-            if first < last:
-                with suppress(OSError):  # of a system without large pages
-                    pages.madvise(mmap.MADV_NOHUGEPAGE, first, last - first)
-
-
 def mapped_bytes(tensors: Iterable[Tensor]) -> int:
     """Return how many bytes of plain tensors, each counted once, are pages of files."""
     return sum(one.nbytes for one in _mapped(tensors))
@@ -145,12 +127,11 @@ def mapped_bytes(tensors: Iterable[Tensor]) -> int:
 
 def _mapped(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Return the plain tensors that are pages of files, each memory once."""
-    spans = [(address, address + len(pages)) for pages, address in _addresses()]
+    spans = [
+        (address, address + len(pages))
+        for pages in list(_ALIVE)
+        for address in [torch.frombuffer(pages, dtype=torch.uint8, count=1).data_ptr()]
+    ]
     plain = (one for one in tensors if spans and type(one) in (Tensor, torch.nn.Parameter))
     found = {one.data_ptr(): one for one in plain if one.layout is torch.strided and one.is_cpu}
     return [one for at, one in found.items() if any(a <= at < b for a, b in spans)]
-
-
-def _addresses() -> list[tuple[_Pages, int]]:
-    """Return the files that are mapped, and where their first bytes stand."""
-    return [(pages, torch.frombuffer(pages, dtype=torch.uint8, count=1).data_ptr()) for pages in list(_ALIVE)]
