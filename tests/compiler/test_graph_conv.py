@@ -11,8 +11,9 @@ from tests.compiler.small import quick
 from twofour.compiler import choose_conv
 from twofour.compiler import graph as compiled_graph
 from twofour.compiler.graph_conv import ConvLayer, kept_convs
+from twofour.kernels import find
 from twofour.kernels.base import Row
-from twofour.kernels.conv import ConvProblem, Geometry
+from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry
 from twofour.packing import dense_of
 
 
@@ -157,6 +158,30 @@ def test_other_activations_run_in_its_pass_too(activation: nn.Module) -> None:
             "hardtanh_",
         }
         torch.testing.assert_close(fast(x), given(x), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("ranges", ["static", "dynamic"])
+def test_relu6_in_whole_numbers_needs_no_call_from_python(ranges: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bound was asked of a tensor, in Python: no run of an int8 MobileNetV2 was recorded."""
+
+    def in_bytes(times: dict[str, float], memory: str, **_: object) -> ConvKernel:
+        return min((find(name, ConvKernel) for name in times), key=lambda row: (row.dtype != "int8", row.isa == "any"))
+
+    monkeypatch.setattr(choose_conv, "pick", in_bytes)
+    torch.manual_seed(0)
+    bottleneck = (nn.Conv2d(16, 48, 1), nn.ReLU6(), nn.Conv2d(48, 48, 3, 2, 1, groups=48), nn.ReLU6())
+    model = nn.Sequential(*bottleneck, nn.Conv2d(48, 24, 1), nn.Conv2d(24, 64, 3, padding=1), nn.ReLU6()).eval()
+    nn.init.normal_(model[5].weight)  # some answers are above the bound
+    twofour.prune(model, "2:4")
+    x = 9 * torch.randn(1, 16, 12, 12)
+    data = [x, 9 * torch.randn(2, 16, 12, 12)] if ranges == "static" else None
+    fast = quick(model, x, graph="native", dtype="int8", data=data)
+    whole = [call for call in convolutions(fast) if call.dispatch.kernels[0].dtype == "int8"]
+    assert [call.problem.activation for call in whole].count("relu6") == 2
+    assert not fast.plan.calls.reason and fast.plan.calls.native >= 3, fast.plan.calls
+    for given in (x, x[..., :7], 9 * torch.randn(3, 16, 12, 12)):
+        y, wanted = fast(given), model(given)
+        assert float(y.max()) == 6.0 and (y - wanted).norm() <= 0.03 * wanted.norm()
 
 
 def test_clips_to_other_numbers_stay_calls_of_their_own() -> None:

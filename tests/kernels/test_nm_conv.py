@@ -422,7 +422,8 @@ def test_any_geometry_in_whole_numbers(row: ConvKernel, data: st.DataObject) -> 
     ranged, seed = RANGES[data.draw(st.sampled_from(sorted(RANGES)))], data.draw(st.integers(0, 99))
     x = torch.randn(data.draw(st.integers(0, 3)), channels, height, width) * 3
     with threads(data.draw(st.integers(1, 3))):
-        assert_whole(row, x, replace(ConvProblem.of(geometry, "relu"), quantization=ranged), seed=seed)
+        activation = data.draw(st.sampled_from(["relu", "relu6"]))
+        assert_whole(row, x, replace(ConvProblem.of(geometry, activation), quantization=ranged), seed=seed)
 
 
 @each_row(WHOLE)
@@ -434,6 +435,8 @@ def test_what_is_not_finite_takes_its_image_or_the_ends_of_the_range(row: ConvKe
         x[1, 3, 2, 2] = odd
         y = row.run(x, prepared, None, ConvProblem.of(geometry))
         assert y[1].isnan().all() and torch.equal(y[::2], clean[::2])  # as a token of an int8 product
+        y = row.run(x, prepared, None, ConvProblem.of(geometry, "relu6"))
+        assert y[1].isnan().all() and torch.equal(y[::2], clean[::2].clamp(0, 6)), "a bound hides none"
     static = replace(ConvProblem.of(geometry), quantization=RANGES["static"])
     assert_whole(row, x, static)
 

@@ -195,22 +195,25 @@ inline void copy_taps(const ByteWindows& w, const WindowAt& at, int64_t row, uin
   for (int64_t c = 0; c < taps; c++) copy_inputs(at.pixel(row, c), w.channels, to, first + c * w.channels, stride);
 }
 
-// Sums on their way out with a second operand that is added before the activation, none or ReLU; one function for all types of
-// an answer, which is the same for all sums of a call.
+// Sums on their way out where a second operand is added before the activation, none or ReLU, or a ReLU has a bound; one function
+// for all types of an answer, which is the same for all sums of a call.
 template <class V>
 TWOFOUR_NOINLINE void finish_added(const WindowCall& a, const WholeRows& weight, const int32_t* sums, int64_t vectors, int64_t stride,
                                    const Range* ranges, int64_t first, int64_t tokens, int64_t row, int64_t end) {
-  const bool low = a.windows->added == Type::bf16;
+  const bool low = a.windows->added == Type::bf16, adds = a.epilogue.combine != Combine::none;
   const auto floor = V::all(a.epilogue.activation == Activation::relu ? 0.0f : -__builtin_inff());
+  const auto most = V::all(a.windows->most);
   for (int64_t v = 0; v < vectors && row + v * V::width < end; v++) {
     const Finish<V, false> finish(a, weight, ranges[first], row + v * V::width, end);
     for (int64_t t = 0; t < tokens; t++) {
       const auto* from = reinterpret_cast<const uint8_t*>(sums + (v * stride + t) * V::width);
-      const auto sum = apart(finish.product(V::load_ints(from), ranges[first + t])) + finish.bias;
-      const int64_t at = (first + t) * a.epilogue.other_stride + finish.row;
-      const auto with = low ? V::load(static_cast<const uint16_t*>(a.epilogue.other) + at, finish.rows)
-                            : V::load(static_cast<const float*>(a.epilogue.other) + at, finish.rows);
-      const auto answer = V::max(floor, sum + with);  // a NaN stays
+      auto answer = apart(finish.product(V::load_ints(from), ranges[first + t])) + finish.bias;
+      if (adds) {
+        const int64_t at = (first + t) * a.epilogue.other_stride + finish.row;
+        answer = answer + (low ? V::load(static_cast<const uint16_t*>(a.epilogue.other) + at, finish.rows)
+                               : V::load(static_cast<const float*>(a.epilogue.other) + at, finish.rows));
+      }
+      answer = V::min(most, V::max(floor, answer));  // a NaN stays
       if (a.y_type == Type::f32) {
         finish.template store<Type::f32>(answer, first + t);
       } else if (a.y_type == Type::bf16) {
@@ -227,7 +230,7 @@ TWOFOUR_NOINLINE void finish_added(const WindowCall& a, const WholeRows& weight,
 template <class V>
 inline void finish_windows(const WindowCall& a, const WholeRows& weight, const int32_t* sums, int64_t vectors, int64_t stride,
                            const Range* ranges, int64_t first, int64_t tokens, int64_t row, int64_t end) {
-  if (a.windows != nullptr && a.epilogue.combine != Combine::none)
+  if (a.windows != nullptr && (a.epilogue.combine != Combine::none || a.windows->most < __builtin_inff()))
     return finish_added<V>(a, weight, sums, vectors, stride, ranges, first, tokens, row, end);
   if constexpr (V::width >= 8)
     finish_sums<V>(a, weight, sums, vectors, stride, ranges, first, tokens, row, end);

@@ -14,12 +14,13 @@ struct Windows {
   int64_t images, channels;
   ConvAxis height, width;
   Type added = Type::f32;  // or bf16: of a second operand, whatever the answer is
+  float most = __builtin_inff();  // of a ReLU
 
   int64_t inputs() const { return height.taps * width.taps * channels; }
 };
 
 // One call. x is float32, bfloat16 or, of a static range, bytes; a dynamic range is an image's. A second operand is added
-// before the activation, which is none or ReLU then.
+// before the activation, which is none, ReLU or ReLU6 then.
 struct WindowConv {
   Matmul product;
   Windows windows;

@@ -49,10 +49,10 @@ void bind_window_conv(nb::module_& m) {
     const View added = other.given() ? pixels(border, other, "second operand", kReal) : View{};
     border.require(!other.given() || std::equal(added.shape, added.shape + 4, to.shape), other, "second operand",
                    "the answer's shape");
-    const int most = static_cast<int>(other.given() ? Activation::relu : Activation::silu);
-    if (activation < 0 || activation > most) throw std::invalid_argument("no such activation");
+    const ConvActivation does = conv_activation(activation);
+    if (other.given() && does.passes()) throw std::invalid_argument("no such activation");
     const Windows windows{from.shape[0], from.shape[1], axis(height, from.shape[2], to.shape[2]),
-                          axis(width, from.shape[3], to.shape[3]), added.type};
+                          axis(width, from.shape[3], to.shape[3]), added.type, does.most};
     require_halo(windows.height, windows.width, windows.channels);
     border.require(windows.channels > 0 && (!is_sparse(kernel) || windows.channels % 4 == 0), x, "input",
                    "channels, of a 2:4 weight in groups of four");
@@ -65,7 +65,7 @@ void bind_window_conv(nb::module_& m) {
     bool damaged = false;
     WindowConv call{{from.data, from.type, in, packed.bytes(), shift.data(), to.data, to.type, out,
                      to.shape[0] * to.shape[2] * to.shape[3], out, in, 0, false,
-                     {static_cast<Activation>(activation), other.given() ? Combine::add : Combine::none, added.data, out},
+                     {does.kind, other.given() ? Combine::add : Combine::none, added.data, out},
                      range.quantization, threads, nullptr, &damaged},
                     windows};
     {

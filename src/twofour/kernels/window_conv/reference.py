@@ -20,7 +20,7 @@ def window_conv_reference(
     problem: ConvProblem,
     other: Float[Tensor, "images out high wide"] | None = None,
 ) -> Real[Tensor, "images out high wide"]:
-    """Return activation(conv(x, W) + bias + other) as int8 kernels compute it: with ReLU or none the same bits.
+    """Return activation(conv(x, W) + bias + other) as int8 kernels compute it: with ReLU, ReLU6 or none the same bits.
 
     sum = conv(q - zero, W) in whole numbers, where a pixel beside the image is zero; in float32, each step rounded
     once, y = sum * (scale * W's scale) + bias + other.

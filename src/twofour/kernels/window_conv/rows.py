@@ -11,7 +11,6 @@ from twofour import native
 from twofour.kernels.base import FLOATS, Kernel, Prepared
 from twofour.kernels.conv import (
     ACTIVATIONS,
-    ConvEpilogue,
     ConvKernel,
     ConvProblem,
     Geometry,
@@ -31,7 +30,7 @@ from twofour.packing import Packed, pack
 from twofour.packing.encodings.base import nonzero_scales
 from twofour.packing.encodings.int8 import INT8_LARGEST
 
-ADDED_FIRST = ("none", "relu")
+ADDED_FIRST = ("none", "relu", "relu6")
 """Activations that follow a residual sum in the kernel's pass; others are a pass of their own."""
 
 
@@ -93,10 +92,6 @@ class WindowConv(ConvKernel):
         size = require_image(x, geometry, other, reads, FLOATS)
         shape = (x.shape[0], geometry.out_channels, *size)
         y = torch.empty(shape, dtype=dtype, memory_format=torch.channels_last, device="cpu")
-        if problem.activation == "relu6":  # rounding keeps the order, so that the bound is one of what was rounded
-            y = self.run(x, weight, bias, replace(problem, epilogue=ConvEpilogue("relu")), other)
-            bound = torch.tensor(6.0, dtype=torch.float32, device="cpu")
-            return y.clamp_(max=quantize_output(bound, replace(quantization, y_dtype=y.dtype)).item())
         if other is not None and problem.activation not in ADDED_FIRST:
             sums = replace(problem, epilogue=PLAIN_EPILOGUE, quantization=replace(quantization, y_dtype=torch.float32))
             y = ACTIVATIONS[problem.activation](self.run(x, weight, bias, sums, other.float()))
