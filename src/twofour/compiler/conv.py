@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from twofour.compiler.layer import MeasuredLayer, PreparedWeights
 from twofour.errors import KernelError
+from twofour.kernels.base import FLOATS
 from twofour.kernels.conv import ConvProblem, Geometry, Images
 from twofour.kernels.conv_operator import to_numbers
 from twofour.kernels.dispatch import DispatchTable
 from twofour.kernels.operator import inference_only
-from twofour.native.surroundings import STRANGE, by_operators, has_tangent, unreadable
+from twofour.native.surroundings import STRANGE, by_operators, from_autocast, has_tangent, unreadable
 from twofour.packing import Packed, dense_of
 
 
@@ -56,9 +57,9 @@ class CompiledConv(MeasuredLayer):
         """Return activation(conv(input, W) + bias + other).
 
         Args:
-            input: float32 ([images,] in, [height,] width), any strides; channels last is not copied. Of a weight in
-                bfloat16 also bfloat16, which is widened and answered. In int8 with a static range also uint8, rounded
-                by it.
+            input: float32 ([images,] in, [height,] width), any strides; channels last is not copied. What autocast made
+                is widened. Of a weight in bfloat16 also bfloat16, which is widened and answered. In int8 with a static
+                range also uint8, rounded by it.
             other: float32 of the output's shape, or None.
 
         Returns:
@@ -86,7 +87,7 @@ class CompiledConv(MeasuredLayer):
 
     def _image(self, x: Tensor, other: Tensor | None) -> Tensor:
         if by_operators():
-            return self._by_operator(x, other)
+            return self._by_operator(*_widened(x, other))
         try:
             if (x.requires_grad and torch.is_grad_enabled()) or has_tangent(x):
                 raise inference_only()
@@ -94,7 +95,10 @@ class CompiledConv(MeasuredLayer):
             _, ((run, weight, _),) = self.prepared.bound(self.dispatch_text)
             return run(x, weight, self.bias, self.problem, other)
         except KernelError as error:
-            raise error.for_layer(self.name) from None
+            made = _widened(x, other)
+            if made[0] is x and made[1] is other:
+                raise error.for_layer(self.name) from None
+            return self._image(*made)
         except STRANGE as error:
             if unreadable(x) is None:
                 raise
@@ -137,6 +141,12 @@ class CompiledConv(MeasuredLayer):
             remedy=remedy,
             layer=self.name,
         )
+
+
+def _widened(x: Tensor, other: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return operands in float32 where autocast made them in another type."""
+    made, added = from_autocast(x, FLOATS[:1]), from_autocast(other, FLOATS[:1])
+    return x if made is None else made, other if added is None else added
 
 
 def images_of(x: Tensor, module: nn.Module) -> Images:

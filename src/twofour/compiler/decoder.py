@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from types import CodeType
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from twofour.compiler.autocast import in_own_type
 from twofour.compiler.cache_calls import Call, are_positions, positions_at
 from twofour.compiler.whole_model import WholeModel, layers_alone, own_signature
 from twofour.errors import KernelError
@@ -79,10 +81,10 @@ class Decoding:
                 answer = self._say(f"that a kernel of the graph refuses ({error.what})")
             if answer is not None:
                 return answer
-            return type(self.model).forward(self.model, **kwargs)
+            return in_own_type(self.model, partial(type(self.model).forward, self.model), (), kwargs)
         if self.inner is not None:
             return self.inner(*args, **kwargs)
-        return type(self.model).forward(self.model, *args, **kwargs)
+        return in_own_type(self.model, partial(type(self.model).forward, self.model), args, kwargs)
 
     def _served(self, cache: Any, given: Call) -> Any:
         """Return the answer to a call that a graph holds for; else None, and why is said once."""

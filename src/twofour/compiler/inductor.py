@@ -16,6 +16,7 @@ from twofour import calls
 from twofour.calls import Example
 from twofour.capture import TRACING, Graph, arguments
 from twofour.compiler.agreement import agreement, amount, difference
+from twofour.compiler.autocast import in_own_type
 from twofour.compiler.graph import TIE, capture_model, impossible
 from twofour.compiler.graph_report import GraphReport
 from twofour.compiler.layer import PreparedWeights
@@ -122,6 +123,9 @@ class InductorModel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model's own forward returns."""
+        return in_own_type(self.model, self._call, args, kwargs)
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
         forward: Callable[..., Any] = type(self.model).forward
         if layers_alone(self.model):
             return forward(self.model, *args, **kwargs)

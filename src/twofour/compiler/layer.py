@@ -19,7 +19,7 @@ from twofour.kernels.dispatch import DispatchTable, read_dispatch
 from twofour.kernels.operands import require_memory
 from twofour.kernels.operator import convert, inference_only, through_packed
 from twofour.kernels.problem import Problem
-from twofour.native.surroundings import STRANGE, followed, has_tangent, unreadable
+from twofour.native.surroundings import STRANGE, followed, from_autocast, has_tangent, unreadable
 
 
 class MeasuredLayer(WeightedLayer):
@@ -111,7 +111,7 @@ class CompiledLinear(MeasuredLayer):
         """Return epilogue(input @ W.T + bias): (..., in), float32 or bfloat16 -> (..., out) in the input's dtype.
 
         Args:
-            input: The input.
+            input: The input; one that autocast made in a type that no kernel here reads is made float32.
             other: Second operand of the epilogue, (..., out), where it has one.
 
         Raises:
@@ -120,11 +120,12 @@ class CompiledLinear(MeasuredLayer):
         x = input  # torch's name of it, by which a model may call its layer
         # `by_operators` and `has_tangent` written out: two calls of Python are a tenth of a microsecond.
         if is_compiling() or _is_tracing() or _len_torch_dispatch_stack():
-            return self._by_operator(x, other)
+            made = from_autocast(x, self.reads)
+            return self._by_operator(x if made is None else made, other)
         try:  # costs nothing where nothing is raised
             shape = x.shape
             if x.dtype not in self.reads or not shape or shape[-1] != self.in_features or x.is_cpu is not self.on_cpu:
-                raise self._unfit(x)
+                return self.forward(self._fitting(x), other)
             if x.requires_grad and torch.is_grad_enabled():
                 return self._differentiable(x, other)
             if x.is_neg() or forward_ad._current_level >= 0:
@@ -174,6 +175,12 @@ class CompiledLinear(MeasuredLayer):
     def extra_repr(self) -> str:
         """Describe the layer in the printed model."""
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, kernels={self.dispatch_text}"
+
+    def _fitting(self, x: Tensor) -> Tensor:
+        """Return an input that autocast made in a type that is read, or refuse it."""
+        if (made := from_autocast(x, self.reads)) is None:
+            raise self._unfit(x)
+        return made
 
     def _unfit(self, x: Tensor) -> KernelError:
         if (odd := unreadable(x)) is not None:

@@ -19,7 +19,7 @@ from twofour.kernels.dispatch import DispatchTable, read_dispatch
 from twofour.kernels.operator import inference_only
 from twofour.kernels.recurrent import Direction, Factor, RecurrentProblem, recurrent, through_operator
 from twofour.layers import CompiledLayer
-from twofour.native.surroundings import STRANGE, by_operators, plain, unreadable
+from twofour.native.surroundings import STRANGE, by_operators, from_autocast, plain, unreadable
 from twofour.patterns import Pattern
 
 State = tuple[Tensor, Tensor | None]
@@ -173,27 +173,38 @@ class RecurrentLayer(CompiledLayer):
             return y, (last, kept)
         return y.to(dtype), (last.to(dtype), None if kept is None else kept.to(dtype))
 
-    def _require(self, x: Any, axes: tuple[int, ...], wanted: str) -> None:
+    def _require(self, x: Any, axes: tuple[int, ...], wanted: str) -> Tensor:
+        """Return an input that fits, in float32 where autocast made it in a type that is not read."""
         fits = isinstance(x, Tensor) and x.ndim in axes and x.shape[-1] == self.problem.inputs
         if not fits or x.dtype not in self.reads or not x.is_cpu:
+            if fits and (made := from_autocast(x, self.reads)) is not None and x.is_cpu:
+                return made
             dtypes = " or ".join(map(str, self.reads))
             raise self._unfit("input", x, f"{dtypes} {wanted.format(self.problem.inputs)} on cpu")
+        return x
 
     def _require_state(self, given: Any, batch: int, ways: int | None) -> State:
-        """Return h and c as they were given, (ways, batch, width) each, or of a cell (batch, width)."""
+        """Return h and c as they were given, (ways, batch, width) each, or of a cell (batch, width).
+
+        float16 of autocast is made float32.
+        """
         h, c, (width, hidden) = given, None, self.widths
         if hidden is not None:
             if not isinstance(given, _PAIRS) or len(given) != 2:
                 raise self._unfit("state", given, "(h, c), two tensors")
             h, c = given
-            self._require_one(c, (batch, hidden) if ways is None else (ways, batch, hidden))
-        self._require_one(h, (batch, width) if ways is None else (ways, batch, width))
+            c = self._require_one(c, (batch, hidden) if ways is None else (ways, batch, hidden))
+        h = self._require_one(h, (batch, width) if ways is None else (ways, batch, width))
         return h, c
 
-    def _require_one(self, state: Any, shape: tuple[int, ...]) -> None:
-        fits = isinstance(state, Tensor) and state.shape == shape and state.dtype in FLOATS and state.is_cpu
-        if not fits:
+    def _require_one(self, state: Any, shape: tuple[int, ...]) -> Tensor:
+        fits = isinstance(state, Tensor) and state.shape == shape and state.is_cpu
+        if fits and state.dtype in FLOATS:
+            return state
+        made = from_autocast(state, FLOATS) if fits else None
+        if made is None:
             raise self._unfit("state", state, f"float32 or bfloat16 {shape} on cpu")
+        return made
 
     def _unfit(self, role: str, given: Any, wanted: str) -> KernelError:
         odd = unreadable(given)
@@ -289,7 +300,7 @@ class CompiledRecurrent(RecurrentLayer):
         return y, last if kept is None else (last, kept)
 
     def _padded(self, x: Tensor, hx: Any) -> tuple[Tensor, Any]:
-        self._require(x, (2, 3), _AXES[self.batch_first])
+        x = self._require(x, (2, 3), _AXES[self.batch_first])
         if x.ndim == 2:
             return self._single(x, hx)
         x = x.transpose(0, 1) if self.batch_first else x
@@ -314,7 +325,7 @@ class CompiledRecurrent(RecurrentLayer):
 
     def _packed(self, given: PackedSequence, hx: Any) -> tuple[PackedSequence, Any]:
         x, sizes, order, back = given
-        self._require(x, (2,), "(tokens, {0})")
+        x = self._require(x, (2,), "(tokens, {0})")
         batch = int(sizes[0])
         state = None if hx is None else _rearranged(self._require_state(hx, batch, self.ways), order)
         y, last = self._run(x, batch, sizes, state)
@@ -345,7 +356,7 @@ class CompiledCell(RecurrentLayer):
             raise self._unfit("input", input, "a plain tensor") from error
 
     def _step(self, x: Tensor, hx: Any) -> Any:
-        self._require(x, (1, 2), "(batch, {0}) or ({0},)")
+        x = self._require(x, (1, 2), "(batch, {0}) or ({0},)")
         single = x.ndim == 1
         x = x.unsqueeze(0) if single else x
         batch, lstm, state = x.shape[0], self.problem.cell == "lstm", None

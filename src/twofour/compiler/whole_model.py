@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import CodeType
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.autograd import forward_ad
 
 from twofour.capture import Graph, Guard, bind, is_hugging_face, said_by_config
 from twofour.compiler.agreement import AGREEMENT, Agreement
+from twofour.compiler.autocast import in_own_type
 from twofour.compiler.held import CHANGED, HOOKS, TRAINING, Held
 from twofour.compiler.ragged import RaggedProgram
 from twofour.errors import KernelError
@@ -119,7 +121,7 @@ class WholeModel:
         """Return what the model's own forward returns."""
         kind = type(self.model)
         if layers_alone(self.model):
-            return kind.forward(self.model, *args, **kwargs)
+            return in_own_type(self.model, partial(kind.forward, self.model), args, kwargs)
         own = self.own()
         values = [*args, *kwargs.values()]
         like = None if own or self.written else _lie(values, len(args), tuple(kwargs))
@@ -129,6 +131,8 @@ class WholeModel:
                 return self.outputs.value(self.run([values[at] if type(at) is int else at.clone() for at in order]))
             except KernelError as error:
                 return self._refused(error, args, kwargs)
+        if torch.is_autocast_enabled("cpu"):  # a served call asks in its program
+            return in_own_type(self.model, self, args, kwargs)
         given = bind(_signature(kind), self.model, args, kwargs)
         leaves = None if own else self._leaves(given)
         if leaves is not None and like is not None:
@@ -171,7 +175,7 @@ class WholeModel:
 
         An index out of range is an IndexError then, as of the model itself, and an operand's error names its layer.
         """
-        answer = type(self.model).forward(self.model, *args, **kwargs)
+        answer = in_own_type(self.model, partial(type(self.model).forward, self.model), args, kwargs)
         if error.what not in self._said:
             self._said.add(error.what)
             logger.warning("a call that the graph refuses (%s) runs layer by layer (said once)", error.what)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -55,6 +55,30 @@ def followed() -> Iterator[None]:
             wanted="torch.compile, torch.export, make_fx, or a mode that takes the layer's weights with the input",
             remedy="leave the mode for the call; FakeTensorMode(allow_non_fake_inputs=True) takes plain weights",
         ) from error
+
+
+HALVES = (torch.bfloat16, torch.float16)
+"""What autocast computes in."""
+
+
+def is_autocast(device: str) -> bool:
+    """Tell whether `torch.autocast` is at work on a device; where there are shapes alone, on "meta", there is none."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
+def no_autocast(device: str) -> AbstractContextManager[object]:
+    """Return a block in which a device has no autocast; where it is off, torch.export sees no block at all."""
+    return torch.autocast(device, enabled=False) if is_autocast(device) else nullcontext()
+
+
+def from_autocast(x: Any, reads: Sequence[torch.dtype]) -> Tensor | None:
+    """Return an operand that autocast made in a type that is read, float32 where that is; None: autocast made none.
+
+    Callers ask where they would refuse the operand, so that it costs nothing elsewhere.
+    """
+    if not isinstance(x, Tensor) or x.dtype not in HALVES or x.dtype in reads or not is_autocast(x.device.type):
+        return None
+    return x.to(torch.float32 if torch.float32 in reads else reads[0])
 
 
 def has_tangent(x: Tensor) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 
 import torch
@@ -16,7 +15,7 @@ from torch.nn import functional
 
 from twofour.errors import QuantizationError
 from twofour.layers import CARRIED, put_over, take_off
-from twofour.native.surroundings import by_operators, has_tangent
+from twofour.native.surroundings import by_operators, has_tangent, no_autocast
 from twofour.quantization import trained
 from twofour.quantization.carried import BUFFERS, STEPS, LowBits, over
 from twofour.quantization.reference import integer_product
@@ -200,7 +199,7 @@ def _exact_groups(held: LowBits, levels: Tensor, weight: Tensor, scales: Tensor)
     lost = tokens.isnan().any(-1).any(0)
     step = -(-len(parts) // PRODUCTS)
     y = torch.zeros(tokens.shape[1], len(weight), dtype=torch.float32, device=levels.device)
-    with _no_autocast(levels):
+    with no_autocast(levels.device.type):
         for first in range(0, len(parts), step):
             a, b = tokens[first : first + step], parts[first : first + step]
             if held.whole:
@@ -239,15 +238,8 @@ def _adds_products(module: Layer, x: Tensor) -> bool:
     return not x.is_cuda and (not x.is_cpu or bool(torch.backends.mkldnn.enabled))
 
 
-def _no_autocast(x: Tensor) -> AbstractContextManager[object]:
-    available = torch.amp.is_autocast_available(x.device.type)  # not where there are shapes alone, on the meta device
-    # else torch.export would make a graph in the graph
-    at_work = available and torch.is_autocast_enabled(x.device.type)
-    return torch.autocast(x.device.type, enabled=False) if at_work else nullcontext()
-
-
 def _product(module: Layer, x: Tensor, weight: Tensor) -> Tensor:
-    with _no_autocast(x):
+    with no_autocast(x.device.type):
         if isinstance(module, nn.Conv2d):
             return module._conv_forward(x, weight, None)
         return functional.linear(x, weight)

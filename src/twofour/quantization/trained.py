@@ -14,6 +14,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedte
 
 from twofour import native
 from twofour.errors import QuantizationError
+from twofour.native.surroundings import is_autocast
 from twofour.quantization.carried import TINY, WEIGHT_SCALE, LowBits
 
 HELD = 1 << 17
@@ -31,8 +32,7 @@ def computing_type(x: Tensor) -> torch.dtype:
     as they leave a product, like those of float layers. In float16 sums could exceed what it holds.
     """
     device = x.device.type
-    asked = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    if not asked or torch.get_autocast_dtype(device) is not torch.bfloat16:
+    if not is_autocast(device) or torch.get_autocast_dtype(device) is not torch.bfloat16:
         return torch.float32
     return torch.bfloat16 if device != "cpu" or any(map(native.supports, HALVES)) else torch.float32
 

@@ -21,6 +21,7 @@ from twofour.graph.executor.kept import Recordings
 from twofour.graph.executor.recorder import FoldedError, Recorder, RefusedError, tensors_in
 from twofour.graph.executor.replay import Arena, Calls, Replay
 from twofour.graph.program import Program
+from twofour.native.surroundings import no_autocast
 
 __all__ = ["Calls", "Executor", "lie_of"]
 
@@ -58,7 +59,13 @@ class Executor:
         return self.run(lie_of(leaves), leaves)
 
     def run(self, lie: tuple[Any, ...], leaves: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the output leaves for input leaves that are known to lie so: to ask each takes a microsecond."""
+        """Return the output leaves for input leaves that are known to lie so: to ask each takes a microsecond.
+
+        Functions of torch compute in the types of the graph too, inside of autocast.
+        """
+        if torch.is_autocast_enabled("cpu"):
+            with no_autocast("cpu"):
+                return self.run(lie, leaves)
         key = _surroundings(), lie
         replay = self._recordings.used(key)
         if isinstance(replay, Replay):
@@ -192,5 +199,5 @@ def lie_of(leaves: Sequence[Any]) -> tuple[Any, ...]:
 
 def _surroundings() -> tuple[Any, ...]:
     """Return what kernels look at beside their inputs."""
-    autocast, dtype = torch.is_autocast_enabled("cpu"), torch.get_default_dtype()
-    return torch.get_num_threads(), torch.is_grad_enabled(), autocast, dtype, os.environ.get("TWOFOUR_ISA")
+    dtype = torch.get_default_dtype()
+    return torch.get_num_threads(), torch.is_grad_enabled(), dtype, os.environ.get("TWOFOUR_ISA")
