@@ -38,14 +38,35 @@ CASES = [(_mlp, (16, 64), False), (_images, (2, 16, 9, 9), False), (_mlp, (16, 6
 
 @pytest.mark.parametrize("cast", CASTS)
 @pytest.mark.parametrize(("make", "shape", "graph"), CASES)
-def test_a_cast_leaves_what_the_kernels_read(make, shape, graph, cast: str) -> None:
+def test_a_cast_that_no_kernel_reads_changes_nothing(make, shape, graph, cast: str) -> None:
     example = torch.randn(shape)
-    fast = quick(make(), example, memory="small", graph=graph)
-    want = fast(example)
-    moved = getattr(copy.deepcopy(fast), cast)()
-    assert torch.equal(moved(example), want)
-    assert torch.equal(type(fast).forward(moved, example), want) or graph, "layer by layer"
-    torch.testing.assert_close(type(fast).forward(moved, example), want, rtol=1e-5, atol=1e-5)
+    model = nn.Sequential(*make(), nn.GroupNorm(1, shape[1]))
+    fast = quick(model, example, memory="small", graph=graph)
+    want, held = fast(example), fast.state_dict()
+    for copied in (fast, copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+        around = nn.ModuleDict({"inner": copied})
+        if cast == "float":
+            assert around.float()["inner"] is copied
+        else:
+            with pytest.raises(LayerError, match=r"layer `0`: a compiled layer cannot be put in[\s\S]*TwoFourConfig"):
+                getattr(around, cast)()
+            with pytest.raises(LayerError, match="layer `0`"):
+                getattr(copied[0], cast)()
+        assert all(torch.equal(tensor, held[name]) for name, tensor in copied.state_dict().items())
+        assert {tensor.dtype for tensor in copied.state_dict().values()} == {torch.float32}
+        assert torch.equal(copied(example), want)
+        torch.testing.assert_close(type(fast).forward(copied, example), want, rtol=1e-5, atol=1e-5)
+
+
+def test_tables_and_recurrent_layers_refuse_it() -> None:
+    torch.manual_seed(0)
+    table = quick(nn.Sequential(nn.Embedding(50, 64), *_mlp()), dtype="int8", embeddings="int8", memory="small")
+    recurrent = twofour.compile(twofour.prune(nn.LSTM(32, 64), "2:4").eval(), torch.randn(3, 2, 32))
+    for fast in (table, recurrent):
+        for cast in CASTS[:3]:
+            with pytest.raises(LayerError, match="cannot be put in another type"):
+                getattr(fast, cast)()
+        assert fast.float().to(device="cpu") is fast
 
 
 @pytest.mark.parametrize(("dtype", "cast"), [("bfloat16", torch.bfloat16), ("int8", torch.bfloat16)])

@@ -49,6 +49,11 @@ class CompiledConv(MeasuredLayer):
         self.in_order = False
 
     @property
+    def reads(self) -> tuple[torch.dtype, ...]:
+        """Types of inputs."""
+        return FLOATS if self.weight_dtype is torch.bfloat16 else FLOATS[:1]
+
+    @property
     def geometry(self) -> Geometry:
         """Sizes of the convolution."""
         return self.problem.geometry

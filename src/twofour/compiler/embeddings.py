@@ -69,7 +69,7 @@ class CompiledEmbedding(WeightedLayer):
 
     def __init__(self, name: str, dtype: torch.dtype, scales: Tensor | None) -> None:
         super().__init__()
-        self.name, self.weight_dtype = name, dtype
+        self.name, self.weight_dtype, self.reads = name, dtype, (dtype,)  # it answers in it, whatever its model is in
         self.register_buffer("scales", scales, persistent=False)
 
     def scaled(self, rows: Tensor, places: Tensor) -> Tensor:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any, NoReturn
 
 from torch import nn
 
 from twofour.errors import ExportError
-from twofour.layers import CompiledLayer
+from twofour.layers import CompiledLayer, apply_or_refuse
 
 logger = logging.getLogger("twofour.compiler")
 
 
 def watch(fast: nn.Module) -> None:
     """Refuse `save_pretrained` of a compiled model and its parts, and say which weights `load_state_dict` passes by.
+
+    `half` and the like change the whole model, or raise and change nothing.
 
     The state dict holds biases and norms, not packed weights, so that transformers would write a checkpoint without
     them. What is put on the instances are functions of this module: copies and pickles of the model keep them.
@@ -23,6 +26,7 @@ def watch(fast: nn.Module) -> None:
         holds = module is fast or any(isinstance(part, CompiledLayer) for part in module.modules())
         if holds and callable(getattr(type(module), "save_pretrained", None)):
             object.__setattr__(module, "save_pretrained", refuse_save_pretrained)
+    object.__setattr__(fast, "_apply", partial(apply_or_refuse, fast))
     fast.register_load_state_dict_post_hook(say_not_taken)
 
 

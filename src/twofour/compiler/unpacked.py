@@ -171,14 +171,12 @@ class WeightedLayer(CompiledLayer):
     Attributes:
         prepared: The weight as its kernels read it.
         axis: Reduction axis of the weight in the model that was compiled: 1, or 0 where it stands as (in, out).
-        weight_dtype: dtype of the weight in that model.
         pattern: What that weight obeys, None where it is dense; a file says it again.
         weight_reads: What was said of its weight being read; layers of one model share it.
     """
 
     prepared: Any
     axis: int = 1
-    weight_dtype: torch.dtype = torch.float32
     pattern: Pattern | None = None
 
     def __init__(self) -> None:

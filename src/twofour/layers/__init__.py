@@ -16,7 +16,7 @@ from twofour.layers.attachments import (
     take_off,
 )
 from twofour.layers.axis import Reduction
-from twofour.layers.compiled import CompiledLayer, compilation, compiled_parts, mark_compiled
+from twofour.layers.compiled import CompiledLayer, apply_or_refuse, compilation, compiled_parts, mark_compiled
 from twofour.layers.globs import (
     ELIGIBILITIES,
     matches,
@@ -49,6 +49,7 @@ __all__ = [
     "Reduction",
     "Skipped",
     "Walk",
+    "apply_or_refuse",
     "attached",
     "compilation",
     "compiled_parts",

@@ -21,12 +21,16 @@ class CompiledLayer(nn.Module):
     Attributes:
         name: Name of the layer in its model, for messages.
         placed: Device of what was prepared.
+        weight_dtype: dtype of the weight in the model that was compiled.
+        reads: Types of inputs that its kernels read.
         weight_names: What the layer calls its weights, which are no parameters of it.
     """
 
     name: str
     weight_names: tuple[str, ...] = ("weight",)
     placed: torch.device = torch.device("cpu")
+    weight_dtype: torch.dtype = torch.float32
+    reads: tuple[torch.dtype, ...] = (torch.float32,)
 
     def take_settings(self, module: nn.Module) -> None:
         """Answer for the settings of the module whose place it takes: forwards ask for `conv.stride`, as Whisper's."""
@@ -38,27 +42,52 @@ class CompiledLayer(nn.Module):
         """Do what `Module.to`, `half` or `share_memory` ask, but keep the dtype: kernels read what was prepared.
 
         Raises:
-            LayerError: It would put the layer on another device.
+            LayerError: It would put the layer on another device, or its model in a type that its kernels do not read.
         """
+        self.require_kept(fn)
 
         def kept(tensor: Tensor) -> Tensor:
             found = fn(tensor)
-            if found.device.type != tensor.device.type:
-                raise _stays(tensor, found).for_layer(self.name)
             return found if found.dtype is tensor.dtype else tensor
 
-        # a layer without a bias moves no more than one with
-        kept(torch.zeros(1, device=self.placed, dtype=torch.float32))
         return cast(Any, super())._apply(kept, recurse)
 
+    def require_kept(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Refuse what `Module.to`, `half` and the like would make of the layer, with a bias or without.
 
-def _stays(tensor: Tensor, found: Tensor) -> LayerError:
-    return LayerError(
-        "a compiled layer cannot be moved to another device",
-        got=str(found.device),
-        wanted=str(tensor.device),
-        remedy="leave a compiled model on the CPU, with its inputs; for what was moved before it: model.cpu()",
-    )
+        Raises:
+            LayerError: As in `_apply`.
+        """
+        found = fn(torch.zeros(1, device=self.placed, dtype=self.weight_dtype))
+        if found.device.type != self.placed.type:
+            raise LayerError(
+                "a compiled layer cannot be moved to another device",
+                got=str(found.device),
+                wanted=str(self.placed),
+                remedy="leave a compiled model on the CPU, with its inputs; for what was moved before it: model.cpu()",
+                layer=self.name,
+            )
+        if found.dtype not in (self.weight_dtype, *self.reads):
+            raise LayerError(
+                "a compiled layer cannot be put in another type",
+                got=str(found.dtype),
+                wanted=" or ".join(map(str, dict.fromkeys((self.weight_dtype, *self.reads)))),
+                remedy='compile with dtype="bfloat16" or "int8" (transformers: TwoFourConfig(dtype=...)), or convert '
+                "the model before that",
+                layer=self.name,
+            )
+
+
+def apply_or_refuse(model: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    """Do as `Module._apply` of a compiled model; what one of its layers refuses changes none of it.
+
+    Raises:
+        LayerError: A layer refuses it.
+    """
+    for module in model.modules():
+        if isinstance(module, CompiledLayer):
+            module.require_kept(fn)
+    return cast(Any, type(model))._apply(model, fn, recurse)
 
 
 _COMPILED = "_compiled_by_twofour"
