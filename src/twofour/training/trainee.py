@@ -258,7 +258,7 @@ class Trainee:
             self.earlier, threads = float(position["seconds"]), position["threads"]
             self.history, self.before, self.begun = list(state["history"]), state["before"], True
             self._resume_parts(state)
-            self.model.load_state_dict(state["model"])
+            self._resume_model(state)
         except TrainingError:
             raise
         except Exception as error:  # each part says in its own way that it cannot be what it is said to be
@@ -292,6 +292,12 @@ class Trainee:
             raise ValueError("the best state has buffers of another model")
         self.best = Best(int(kept["epoch"]), float(kept["score"]), Snapshot(theirs, buffers))
         self.held = kept["held"]
+
+    def _resume_model(self, state: dict[str, Any]) -> None:
+        """Give the model its state, and the buffers that this leaves out where the best state, the same, has them."""
+        self.model.load_state_dict(state["model"])
+        if self.best is not None and self.best.epoch == self.epoch and not self.step:
+            self.best.kept.give_to(self.model)
 
     def _resume_scheme(self, state: dict[str, Any]) -> None:
         try:
