@@ -207,6 +207,11 @@ def reconstruction_report(model: nn.Module) -> reconstruction.Report | None:
     return model.__dict__.get(_RECONSTRUCTED)
 
 
+def hand_on(pruned: nn.Module, model: nn.Module) -> None:
+    """Tell of a model what is told of a `pruned` copy, whose values and masks it has now."""
+    model.__dict__.update({name: pruned.__dict__[name] for name in (_OUTCOMES, _REPORT, _RECONSTRUCTED)})
+
+
 @contextmanager
 def _permuted(model: nn.Module, order: _Permute | None) -> Iterator[None]:
     """Permute first, where that is asked for; what fails inside puts the channels back."""

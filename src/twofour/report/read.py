@@ -222,6 +222,8 @@ def _trained(content: Mapping[str, Any]) -> tuple[Quality, ...]:
 def _after(run: Mapping[str, Any]) -> Any:
     """Return the evaluation of the state that a run's model has at the end."""
     history = _list(run["history"])
+    if run.get("instead") is not None:
+        return _mapping(run["instead"]).get("evaluation")
     kept = len(history) if run.get("kept") is None else run["kept"]
     if type(kept) is not int or not 0 <= kept <= len(history):
         raise ValueError(f"the state after epoch {kept!r} of {len(history)}")

@@ -24,7 +24,7 @@ from twofour.patterns import Pattern
 from twofour.progress import Progress
 from twofour.recipe import Recipe
 from twofour.training import checkpoint as checkpoints
-from twofour.training import controls, defaults, loop, rates, warm_start
+from twofour.training import controls, defaults, loop, pruned_last, rates, warm_start
 from twofour.training.batches import Loader
 from twofour.training.controls import Wish
 from twofour.training.defaults import AUTO, Auto, is_auto
@@ -75,7 +75,9 @@ def finetune(
     the loss alone, and then teaches: half of the sparse model's loss is the distance to the control's answers (Hinton
     et al. 2015; `distilled`). That costs as many steps again, a forward pass of the control in each step of the sparse
     model and the memory of one more model; the difference to the control is that of sparsity and teaching together.
-    `control=None` leaves both out.
+    Last, where the best state is to stand, that control is pruned as the model was: if it is judged better than each
+    state of the sparse run, it stands instead, as a note tells (`Result.sparse.instead`). That costs one more pruning.
+    `control=None` leaves out all three.
     With `teacher="dense"` a copy of the model as it came teaches instead: half of the loss of those batches that it
     answers clearly better.
 
@@ -159,10 +161,11 @@ def finetune(
     best = keep if keep != AUTO else "loss" if judged else "last"
     plan, notes = defaults.completed(model, loader, left, settings, best, held)
     with checkpoints.alone(folder), Progress(progress, stays=True) as display:
-        beside, further = _ready(model, plan, options, wish, folder, progress)
-        sparse, dense, told = _runs(model, plan, beside, folder, display, pruned=options is not None)
+        beside, start, further = _ready(model, plan, options, wish, folder, progress)
+        sparse, dense, told = _runs(model, plan, beside, folder, display, pruned=start is not None)
+        sparse, last = pruned_last.compared(model, sparse, beside, start, progress=progress)
     longer = rates.longer(sparse, beside.plan)
-    return _logged(Result(sparse, dense, seed, beside.plan.taught, (*notes, *further, *told, *longer)), longer)
+    return _logged(Result(sparse, dense, seed, beside.plan.taught, (*notes, *further, *told, *last, *longer)), longer)
 
 
 def _logged(result: Result, further: Sequence[str]) -> Result:
@@ -174,8 +177,8 @@ def _logged(result: Result, further: Sequence[str]) -> Result:
 
 def _ready(
     model: nn.Module, plan: Plan, options: Mapping[str, Any] | None, wish: Wish, folder: Path | None, progress: bool
-) -> tuple[controls.Beside, list[str]]:
-    """Find who stands beside the model, and prune it if it is dense; return the former, and what is to be told."""
+) -> tuple[controls.Beside, warm_start.Start | None, list[str]]:
+    """Find who stands beside the model, and prune it if it is dense; return both, and what is to be told."""
     start = None if options is None else warm_start.Start.checked(model, plan, options, folder)
     begun = checkpoints.teacher_of(folder)
     beside = controls.beside(model, plan, wish, begun)
@@ -184,7 +187,7 @@ def _ready(
     notes += [] if start is None else [start.prune(progress, beside.plan.taught)]
     with _noting_pruned(folder, pruned=start is not None):
         found, told = rates.found(model, plan, beside.plan, folder, progress=progress)
-    return dataclasses.replace(beside, plan=found), [*notes, *told]
+    return dataclasses.replace(beside, plan=found), start, [*notes, *told]
 
 
 @contextmanager

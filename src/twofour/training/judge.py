@@ -69,7 +69,13 @@ class Judge:
         """
         if self.keep == "loss":
             assert self.loss is not None and self.held is not None
-            found = held_loss(model, self.loss, self.held)
+            return self.score_of(held_loss(model, self.loss, self.held), evaluation)
+        return self.score_of(None, evaluation)
+
+    def score_of(self, held: float | None, evaluation: Evaluation | None) -> float:
+        """Return the number of a state whose loss on held data, for "loss", or evaluation is known."""
+        if self.keep == "loss":
+            found = math.nan if held is None else held
         else:
             first = next(iter(evaluation.values()), None) if isinstance(evaluation, Mapping) else evaluation
             found = math.nan if first is None else -first if self.keep == "highest" else first

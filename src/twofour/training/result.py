@@ -35,8 +35,21 @@ class Epoch:
     def told(self) -> str:
         """The loss, and what else is known."""
         judged = "" if self.held is None else f", {self.held:.4g} on what judges"
-        evaluated = "" if self.evaluation is None else f", evaluation {_text(self.evaluation)}"
+        evaluated = "" if self.evaluation is None else f", evaluation {shown(self.evaluation)}"
         return f"loss {self.loss:.4f}{judged}{evaluated}"
+
+
+@dataclasses.dataclass(frozen=True)
+class PrunedLast:
+    """The control, pruned after its training, where a sparse model has its state instead of one of the model's own run.
+
+    Attributes:
+        held: Mean of the loss on the data that judge, None where `evaluate` judges.
+        evaluation: What `evaluate` answered, None without one.
+    """
+
+    held: float | None
+    evaluation: Evaluation | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +63,8 @@ class Run:
         history: One record per epoch.
         seconds: Working time, added up over the sessions when the run was interrupted.
         held: Mean of the loss on the data that judge before the first step, None where it does not judge.
-        kept: The epoch whose state the model has, 0 for that before the first step; None: the last.
+        kept: The epoch whose state is the best of the run, 0 for that before the first step; None: the last.
+        instead: What the model has instead of that state; None: it has that state.
     """
 
     name: str
@@ -59,10 +73,21 @@ class Run:
     seconds: float
     held: float | None = None
     kept: int | None = None
+    instead: PrunedLast | None = None
+
+    @property
+    def judged(self) -> float | None:
+        """Loss on the data that judge of the state that the model has, None where it does not judge."""
+        if self.instead is not None:
+            return self.instead.held
+        kept = len(self.history) if self.kept is None else self.kept
+        return self.history[kept - 1].held if kept else self.held
 
     @property
     def evaluation(self) -> Evaluation | None:
         """What `evaluate` answered of the state that the model has."""
+        if self.instead is not None:
+            return self.instead.evaluation
         kept = len(self.history) if self.kept is None else self.kept
         return self.history[kept - 1].evaluation if kept else self.before
 
@@ -75,13 +100,14 @@ class Run:
     def won(self) -> str:
         """What the training changed, in a sentence, by all that is known of it."""
         kept = len(self.history) if self.kept is None else self.kept
-        held = self.history[kept - 1].held if kept else self.held
+        held = self.judged
         parts = [] if held is None else [f"loss on what judges {self.held:.4g} before, {held:.4g} after"]
         if self.evaluation is not None:
-            parts.append(f"evaluation {_text(self.before)} before, {_text(self.evaluation)} after")
+            parts.append(f"evaluation {shown(self.before)} before, {shown(self.evaluation)} after")
         if not parts:
             parts.append(f"loss {self.history[0].loss:.4g} in the first epoch, {self.loss:.4g} in the last")
         stands = f"after epoch {kept} of {len(self.history)}" if kept else "before the training"
+        stands = stands if self.instead is None else "of the control, pruned after its training,"
         return f"{self.name}: {', '.join(parts)}; the state {stands} stands"
 
     def to_dict(self) -> dict[str, Any]:
@@ -119,7 +145,7 @@ class Result:
         """What the training changed, of the control too, and how to know more."""
         parts = [run.won for run in (self.sparse, self.control) if run is not None]
         if self.difference is not None:
-            parts.append(f"sparse minus control {_text(self.difference, sign='+')}")
+            parts.append(f"sparse minus control {shown(self.difference, sign='+')}")
         if self.sparse.evaluation is None:
             parts.append("evaluate=, a function of the model, tells what that is in accuracy")
         return "; ".join(parts)
@@ -145,10 +171,10 @@ class Result:
         runs = [run for run in (self.sparse, self.control) if run is not None]
         lines = [f"{'run':<9}{'before':<14}{'after':<14}{'loss':<9}epochs"]
         for run in runs:
-            before, after = _text(run.before), _text(run.evaluation)
+            before, after = shown(run.before), shown(run.evaluation)
             lines.append(f"{run.name:<9}{before:<14}{after:<14}{_loss(run):<9}{len(run.history)}")
         if self.difference is not None:
-            lines.append(f"sparse minus control: {_text(self.difference, sign='+')} (one run each, seed {self.seed})")
+            lines.append(f"sparse minus control: {shown(self.difference, sign='+')} (one run each, seed {self.seed})")
         lines += [run.won for run in runs if run.kept is not None]
         if self.teacher is not None:
             shares = [epoch.taught for epoch in self.sparse.history if epoch.taught is not None]
@@ -159,12 +185,13 @@ class Result:
 
 
 def _loss(run: Run) -> str:
-    """The training loss of the epoch whose state the model has; before the first step there is none."""
+    """The training loss of the epoch whose state the model has; before the first step, and of others, there is none."""
     kept = len(run.history) if run.kept is None else run.kept
-    return f"{run.history[kept - 1].loss:.4f}" if kept else "-"
+    return f"{run.history[kept - 1].loss:.4f}" if kept and run.instead is None else "-"
 
 
-def _text(evaluation: Evaluation | None, sign: str = "") -> str:
+def shown(evaluation: Evaluation | None, sign: str = "") -> str:
+    """Return numbers as they are told."""
     if isinstance(evaluation, dict):
         return ", ".join(f"{name} {value:{sign}.4g}" for name, value in evaluation.items())
     return "-" if evaluation is None else f"{evaluation:{sign}.4g}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,10 @@ def cost(model: nn.Module, beside: Beside, wish: Wish) -> tuple[str, ...]:
     steps = length(plan.loader)
     taught = "" if plan.taught is None else f", each with a forward pass of {_TEACHERS.get(plan.taught, plan.taught)}"
     size = f"{steps} steps" if steps else "a loader without a length"
-    own = "; control=None saves both" if beside.own else ""
+    last = ", and one more pruning, of the trained control, which stands if it is judged better" * (
+        plan.judge is not None
+    )
+    own = f"{last}; control=None saves {'all' if last else 'both'}" if beside.own else ""
     own = own or ", of the control as many before" * (beside.control is not None and plan.taught != CONTROL)
     amount = f"{plan.epochs} epoch{'s' * (plan.epochs != 1)} of {size}{taught}{own}"
     notes = (amount, f"memory in MiB: {said}, and what the optimiser keeps{', twice the gradients' * (not wish.known)}")
@@ -145,6 +148,10 @@ class Start:
         else:
             _require_same(file, stored["run"], run)
         return cls(model, plan, options, file, run, stored)
+
+    def of_copy(self, copy: nn.Module) -> Start:
+        """Return the start of a copy of the model, to be pruned alike; nothing is kept of it."""
+        return replace(self, model=copy, file=None, stored=None)
 
     def prune(self, progress: bool, teacher: str | None) -> str:
         """Prune the model, or take up what an interrupted run pruned it to; return what was done. Keep who teaches."""
