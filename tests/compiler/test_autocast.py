@@ -57,6 +57,18 @@ def test_a_traced_linear_reads_what_autocast_made(dtype: torch.dtype, no_measuri
 
 
 @in_turn("dtype", HALVES)
+@in_turn("graph", ["native", False])
+def test_a_traced_model_reads_what_autocast_made(dtype: torch.dtype, graph: object, no_measuring: None) -> None:
+    x = torch.randn(4, 64)
+    fast = quick(pruned(mlp()), x, graph=graph)
+    torch._dynamo.reset()
+    traced: Any = torch.compile(nn.Sequential(fast), backend="eager", fullgraph=True)
+    found, want = inside(dtype, traced, x.to(dtype)), fast(x.to(dtype).float())
+    assert found.dtype is torch.float32
+    assert torch.allclose(found, want, atol=1e-5 if graph else 3e-2)
+
+
+@in_turn("dtype", HALVES)
 @in_turn("computing", ["float32", "bfloat16", "int8"])
 @in_turn("graph", [False, True])
 def test_outer_layers_hand_over_what_autocast_made(
@@ -132,6 +144,14 @@ def test_recurrent_layers_read_what_autocast_made(
 
 def leaves(value: Any) -> list[Tensor]:
     return [value] if isinstance(value, Tensor) else [leaf for one in value for leaf in leaves(one)]
+
+
+def test_a_recurrent_layer_in_bfloat16_keeps_its_type(no_measuring: None) -> None:
+    fast = twofour.compile(pruned(nn.GRU(32, 64).bfloat16()), torch.randn(3, 2, 32).bfloat16(), dtype="bfloat16")
+    x = torch.randn(3, 2, 32).bfloat16()
+    found, want = inside(torch.bfloat16, fast, x)[0], fast(x)[0]
+    assert found.dtype is torch.bfloat16 and torch.equal(found, want)
+    assert fast.bfloat16() is fast
 
 
 @in_turn("dtype", HALVES)

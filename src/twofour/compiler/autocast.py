@@ -46,7 +46,7 @@ def _types(model: nn.Module) -> set[torch.dtype]:
     found: set[torch.dtype] = set()
     for module in model.modules():
         if isinstance(module, CompiledLayer):
-            found |= {getattr(module, name).dtype for name in module.weight_names}
+            found.add(module.weight_dtype)
         else:
             held = (*module._parameters.values(), *module._buffers.values())
             found |= {tensor.dtype for tensor in held if tensor is not None}

@@ -114,6 +114,7 @@ class RecurrentLayer(CompiledLayer):
         self.name, self.problem, self.reads = name, problem, reads
         self.__dict__["held"] = weights  # no modules of the model: they have no state
         self.weight_names, self.bias_names = tuple(weights), tuple(biases)
+        self.weight_dtype = next(one.weight_dtype for one in weights.values())
         for bias, values in biases.items():
             self.register_parameter(bias, nn.Parameter(values.detach().float().clone(), requires_grad=False))
         self._directions: tuple[tuple[tuple[str, Tensor | None], ...], tuple[Direction, ...]] | None = None
