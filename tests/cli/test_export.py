@@ -96,6 +96,9 @@ def test_onnx_from_a_function_and_from_a_file_with_its_model(zoo) -> None:
         "--dtype int8 takes data",
         "--data DATA",
     )
+    wide = zoo("export", "zoo_more:pruned", "--to", "onnx", "--out", "x.onnx", "--input", "65")
+    refused(wide, "the model does not run on the example", "2x65", "try     --input takes another shape")
+    assert "Traceback" not in wide.stderr and "--fixed-batch" not in wide.stderr
     assert not Path("x.onnx").exists()
 
 

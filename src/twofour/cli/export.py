@@ -38,6 +38,7 @@ REMEDIES = {
     "`embeddings`": "leave --embeddings out",
     'dtype="int8" and data=': "--dtype int8 with --data, or no --smooth",
     "dynamic=False": "--fixed-batch, if the model is for one batch only",
+    "on it yourself": "--input takes another shape, --length fewer tokens, --data inputs of yours",
     "`tolerance`": "is the model random in evaluation mode? in Python to_onnx takes a larger `tolerance`",
 }
 LENGTH = 16

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour import calls
+from twofour.capture.quiet import without_torchs_log
 from twofour.checkpoints import describe
 from twofour.compiler.replaceable import require_plain
 from twofour.errors import ExportError, absent, cut, one_of
@@ -117,6 +118,7 @@ def to_onnx(
     _require_opset(opset)
     limit, example = _limit(tolerance, dtype, model), _usable(model, example)
     with calls.evaluating(model), calls.without_cache(model), torch.no_grad():
+        _require_run(model, example)
         ranges = quantize.observe(model, data) if dtype == "int8" else {}
         exported = _captured(model, example, dynamic, opset)
         graph = exported.graph
@@ -165,6 +167,17 @@ def _usable(model: nn.Module, given: Any) -> calls.Example:
             remedy="to_onnx(model.float(), ...) with example.float(); runtimes convert to 16 bits themselves (--fp16)",
         )
     return example
+
+
+def _require_run(model: nn.Module, example: calls.Example) -> None:
+    """Refuse an example that the model does not take: a converter's error would name the batch, or a node.
+
+    Raises:
+        ExportError: The model raises.
+    """
+    remedy = "an input of the model's own sizes and types: call the model on it yourself"
+    with calls.explaining(ExportError, "the example", wanted=calls.FORMS, remedy=remedy):
+        example.run(model)
 
 
 def _say_unpromised(path: Path, found: list[SparseWeight], lost: list[str]) -> None:
@@ -296,7 +309,7 @@ def _silent() -> Iterator[None]:
     for each in quiet:
         each.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(None):
+        with warnings.catch_warnings(), contextlib.redirect_stdout(None), without_torchs_log():
             warnings.simplefilter("ignore")
             yield
     finally:
