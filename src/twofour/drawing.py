@@ -71,6 +71,17 @@ def require_format(path: str | os.PathLike[str], kind: type[TwofourError]) -> Pa
     return target
 
 
+def require_drawn(path: str | os.PathLike[str] | None, kind: type[TwofourError], numbers: str) -> None:
+    """Refuse, before any long work, what could not be drawn in the end; None is nothing to draw.
+
+    Raises:
+        TwofourError: Of `kind`: the name is none of a figure, or matplotlib is not installed.
+    """
+    if path is not None:
+        require_format(path, kind)
+        require_matplotlib(kind, numbers)
+
+
 def _undrawn(kind: type[TwofourError], target: Path, got: str) -> TwofourError:
     wanted = "a .svg, .png or .pdf in a folder that may be written to"
     return kind(f"{target} cannot be drawn", got=got, wanted=wanted, remedy="choose another path")

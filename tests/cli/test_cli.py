@@ -114,7 +114,7 @@ def test_foreign_configs(run):
         ("nothing-here", "no such file, folder or installed package"),
         ("no_such_module:f", "cannot be imported"),
         ("zoo_cli:number", "did not return a model"),
-        ("zoo_cli:broken", "no weights here"),
+        ("zoo_cli:broken", "no weights here (line 38 of "),
         ("zoo_cli:ZOO", "has no function `ZOO`"),
         (".", "is not a Hugging Face model folder"),
         ("typer", "no such file, folder or installed package"),

@@ -65,6 +65,7 @@ def test_refusals(run):
     refused(run("estimate", "zoo_cli:small", "--machine", "h200", "--dtype", "int4"), "no dense matrix unit for int4")
     refused(run("estimate", "zoo_cli:small", "--machine", "h200", "--input", "64", "--length", "8"), "--length")
     refused(run("estimate", "zoo_cli:small", "--machine", "h200", "--input", "3by4"), "--input")
+    refused(run("estimate", "zoo_cli:broken", "--machine", "h200", "--plot", "e.foo"), "e.foo cannot be drawn", ".svg")
     refused(
         run("estimate", "zoo_cli:small", "--machine", "h200", "--input", "65"),
         "does not run on the shapes",

@@ -128,6 +128,9 @@ def test_prune_options(run):
     result = run("prune", "zoo_cli:small", "--out", "any", "--eligibility", "any")
     assert "3 of 3 promised weights kept" in result.stdout
     refused(
+        run("prune", "zoo_cli:small", "--out", "bad", "--criterion", "wonda"), '"magnitude", ', '"auto"', 'mean "wanda"'
+    )
+    refused(
         run("prune", "zoo_cli:small", "--out", "bad", "--criterion", "wanda"), "RecipeError", "needs calibration data"
     )
     refused(run("prune", "zoo_cli:small", "--out", "bad", "--skip", "nose"), "nose")

@@ -35,6 +35,10 @@ def test_a_function_is_shrunk_and_loads_into_its_large_model(run: Any, monkeypat
         "cannot be met",
         "--streams every residual stream",
     )
+    wide = ("shrink", "zoo_cli:small", "--out", "two", "--input", "64", "--budget", "0.5")
+    refused(run(*wide, "--least", "0.9"), "reason  --least 0.9 stands in the way: the budget can be met without it")
+    refused(run(*wide, "--least", "0"), "`least` is impossible")
+    refused(run(*wide, "--plot", "widths.foo"), "widths.foo cannot be drawn", "ends in '.foo'")
     refused(run("shrink", "zoo_cli:small", "--out", "two", "--budget", "1.5"), "the budget is impossible")
     said = ("the budget is impossible", "got     --budget 50%", "try     --budget 0.5")
     refused(run("shrink", "zoo_cli:small", "--out", "two", "--budget", "50%"), *said)

@@ -25,6 +25,7 @@ def test_reports_and_stepping(run, files):
     done = run("simulate", "run.cfg", "layers.csv", "-p", "out", "--step", "--json", "out.json")
     assert done.exit_code == 0, done.output
     assert "16 x 16 x 16 (2:4)" in done.stdout and "every product exact, 517 cycles" in done.stdout
+    assert "511 cycles in all" in done.stdout and "the number of its last cycle, counted from 0" in done.stdout
     folder = Path("out/gemm_N:M_ws")
     assert {path.name: path.read_text() for path in folder.iterdir()} == files["reports"]
     content = json.loads(Path("out.json").read_text())

@@ -75,6 +75,9 @@ def test_the_kernels_of_a_computing_type_are_asked_for_their_form() -> None:
     assert [row.layer for row in advice.rows] == ["0"] and "int4" in advice.rows[0].kernel
     assert any(name == "0.weight" and reason.startswith("block:16x16@0.5: ") for name, reason in advice.skipped)
     assert "36" in dict(advice.skipped)["1.weight"]
+    others = advise(nn.Sequential(nn.Linear(64, 64)), patterns=("2:4", "4:8"), tokens=(1,))
+    (said,) = [reason for _, reason in others.skipped]
+    assert said.startswith("4:8: ") and said.count("4:8") == 1
     with pytest.raises(CompileError, match="dtype is not known"):
         advise(model, dtype="float7")
     assert advise(nn.Linear(96, 64), tokens=(1,), dtype="int4", group=32).rows

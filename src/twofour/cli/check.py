@@ -16,6 +16,7 @@ from twofour.cli.options import Globs, axis_of
 from twofour.errors import SourceError
 
 BROKEN = 1
+FILES = "a .safetensors file, a folder or an .onnx file"
 
 
 def check(
@@ -59,13 +60,13 @@ def show(report: Report, runtimes: bool = False) -> None:
 def _report(source: str, expect: str | None, include: Sequence[str], axes: dict[str, int], advance: Advance) -> Report:
     path = Path(source)
     if path.suffix != ".onnx" or path.is_dir():
-        found = sources.resolve(source)
+        found = sources.resolve(source, FILES)
         if found.kind == "function":
             if include or axes:
                 raise SourceError(
                     "--include and --axis are for files of weights",
                     got=source,
-                    wanted="a .safetensors file, a folder or an .onnx file",
+                    wanted=FILES,
                 )
             return checker.check(found.model(), expect=expect, progress=advance)
         assert found.path is not None, found

@@ -15,6 +15,8 @@ from twofour.cli import data as inputs
 from twofour.cli import source as sources
 from twofour.cli.console import JsonFile, print_table, progress, remedies_of_options, say, write
 from twofour.cli.options import DenseModel, SampleShape, Skip, require_room, shape_of
+from twofour.drawing import require_drawn
+from twofour.errors import HardwareError
 from twofour.hardware import Estimate, Row, StepRow, TrainingEstimate
 from twofour.hardware.estimate import TWO_FOUR
 from twofour.hardware.machine import SPARSE_DTYPES
@@ -65,7 +67,7 @@ def estimate(
     found = hardware.machine(machine)
     shape = shape_of(given)
     _require_one(shape, length, data)
-    _require_step(training, optimizer, drawn=plot is not None)
+    _require_step(training, optimizer, plot)
     with progress(f"reading {source}"):
         origin = sources.resolve(source)
         model = origin.model()
@@ -83,13 +85,15 @@ def estimate(
     write(json, {"source": source, "batch": batch, **result.to_dict()})
 
 
-def _require_step(training: bool, optimizer: str | None, *, drawn: bool) -> None:
-    """Refuse what a training step has not, or it alone has.
+def _require_step(training: bool, optimizer: str | None, plot: Path | None) -> None:
+    """Refuse what a training step has not, or it alone has, and a figure that could not be drawn.
 
     Raises:
         typer.BadParameter: A training step is to be drawn, or there is none and an optimiser is named.
+        HardwareError: The figure's name is none, or matplotlib is missing.
     """
-    if training and drawn:
+    require_drawn(plot, HardwareError, "the file of --json")
+    if training and plot is not None:
         raise typer.BadParameter("a training step is not drawn", param_hint="--plot")
     if optimizer is not None and not training:
         raise typer.BadParameter("an optimiser is of a training step: add --training", param_hint="--optimizer")

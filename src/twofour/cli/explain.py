@@ -14,7 +14,7 @@ from twofour.cli import source as sources
 from twofour.cli.console import JsonFile, print_table, progress, say, write
 from twofour.cli.options import Embeddings, SampleShape
 from twofour.compiler import Plan
-from twofour.drawing import require_format, require_matplotlib
+from twofour.drawing import require_drawn
 from twofour.errors import SourceError
 from twofour.graph.plot import readable
 
@@ -41,9 +41,7 @@ def explain(
     if threads is not None:
         measure.require_threads(threads)
         torch.set_num_threads(threads)
-    if out is not None:
-        require_format(out, SourceError)
-        require_matplotlib(SourceError, "the file of --json")
+    require_drawn(out, SourceError, "the file of --json")
     found = sources.resolve(source)
     with progress(f"reading {source}"):
         model = found.model()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,13 +17,13 @@ from twofour.cli import source as sources
 from twofour.cli.console import JsonFile, print_table, progress, remedies_of_options, say, warn, write
 from twofour.cli.options import DenseModel, Folder, SampleShape
 from twofour.cli.prune import Data, Samples
-from twofour.drawing import require_format, require_matplotlib
+from twofour.drawing import require_drawn
 from twofour.errors import ShrinkError, cut, one_of
 from twofour.export import save
 from twofour.shrinking import Budget, Report
-from twofour.shrinking.budget import KINDS
+from twofour.shrinking.budget import KINDS, UnmetError
 from twofour.shrinking.report import merged
-from twofour.shrinking.shrink import SAMPLES
+from twofour.shrinking.shrink import LEAST, SAMPLES
 from twofour.streaming import result_folder
 from twofour.streaming.companions import companions, copy_companions
 from twofour.structure.coupling.group import some
@@ -64,6 +67,7 @@ Drop = Annotated[
 Multiple = Annotated[
     int | None, typer.Option(min=1, help="Widths are multiples of it; narrower groups stay.", show_default="16, 8 or 1")
 ]
+Least = Annotated[float, typer.Option(metavar="SHARE", help="Least share of each group that stays.")]
 Checkpoint = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Keep what was found there: the same command goes on after a stop.")
 ]
@@ -84,6 +88,7 @@ def shrink(
     uniform: Uniform = None,
     drop: Drop = None,
     multiple: Multiple = None,
+    least: Least = LEAST,
     checkpoint: Checkpoint = None,
     plot: Plot = None,
     force: Force = False,
@@ -96,7 +101,7 @@ def shrink(
     With --data the weights that read what went are solved anew; without, train the model afterwards.
     """
     limit = _limit(count, budget)
-    _require_drawn(plot)
+    require_drawn(plot, ShrinkError, "the file of --json")
     result_folder.require_free(out, force)
     found = sources.resolve(source)
     result_folder.require_apart(out, found.path)
@@ -105,7 +110,7 @@ def shrink(
     with progress(f"reading {source}"):
         model = found.model()
     options: dict[str, Any] = {"streams": streams or "auto", "layers": _layers(drop), "checkpoint": checkpoint}
-    options |= {"multiple": multiple, "uniform": folder is not None if uniform is None else uniform}
+    options |= {"multiple": multiple, "least": least, "uniform": folder is not None if uniform is None else uniform}
     small, report = _shrunk(model, found, limit, (given, length, data), samples or SAMPLES, options)
     with result_folder.folder(out, force) as target:
         copy_companions(beside, target)
@@ -113,17 +118,9 @@ def shrink(
         content = result_folder.write_report(target, {"source": source, "out": str(out), **report.to_dict()})
     show(report)
     _draw(report, plot)
-    if folder is not None:
-        say(_loads(report))
+    _say_who_loads(report, folder is not None)
     say(f"wrote {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
     write(json, content)
-
-
-def _require_drawn(plot: Path | None) -> None:
-    """Refuse, before any long work, what could not be drawn in the end."""
-    if plot is not None:
-        require_format(plot, ShrinkError)
-        require_matplotlib(ShrinkError, "the file of --json")
 
 
 def _draw(report: Report, plot: Path | None) -> None:
@@ -158,7 +155,7 @@ def _shrunk(
     """Shrink a model on the example, and by the data, that the options give: --input, --length, --data."""
     given, length, data = inputs
     what = "channels are found by running the model"
-    with calls.without_cache(model), remedies_of_options(REMEDIES):
+    with calls.without_cache(model), remedies_of_options(REMEDIES), _reasons_of_options():
         example, _ = calibration.traced(model, found, given, length, None if given else data, what=what)
         if data is not None:
             batches = calibration.read(data, found, samples, length)
@@ -169,10 +166,21 @@ def _shrunk(
     return small, report
 
 
-def _loads(report: Report) -> str:
-    if report.config:
-        return f"from_pretrained cannot load it: {report.config}; twofour.load can"
-    return "from_pretrained loads it: config.json says its sizes"
+@contextmanager
+def _reasons_of_options() -> Iterator[None]:
+    """Let a budget that cannot be met name options: what stands in its way is told by the names of arguments."""
+    try:
+        yield
+    except UnmetError as error:
+        error.reasons = tuple(re.sub(r"^(multiple|least)=", r"--\1 ", reason) for reason in error.reasons)
+        raise
+
+
+def _say_who_loads(report: Report, hugging_face: bool) -> None:
+    if hugging_face and report.config:
+        say(f"from_pretrained cannot load it: {report.config}; twofour.load can")
+    elif hugging_face:
+        say("from_pretrained loads it: config.json says its sizes")
 
 
 def _write(small: nn.Module, target: Path, hugging_face: bool) -> None:

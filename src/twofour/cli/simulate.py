@@ -49,7 +49,8 @@ def simulate(
     if ignored := _ignored(layers, settings):
         say(ignored)
     if step:
-        say(f"stepped: every product exact, {sum(cycles)} cycles, as the closed form")
+        counted = "SCALE-Sim's figure for a layer, above, is the number of its last cycle, counted from 0"
+        say(f"stepped: every product exact, {sum(cycles)} cycles without stalls, as the closed form; {counted}")
     say(f"reports in {folder}")
     write(json, {"array": asdict(array), "reports": str(folder), "layers": [_row(row) for row in rows]})
 

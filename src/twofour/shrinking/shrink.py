@@ -35,6 +35,9 @@ _log = logging.getLogger("twofour.shrinking")
 JOURNAL = "shrink.json"
 """What notes a search, in the folder of its checkpoint."""
 
+LEAST = 0.125
+"""Least share of each group that stays."""
+
 SAMPLES = 128
 """Samples of calibration data, as SparseGPT takes (Frantar and Alistarh 2023)."""
 
@@ -48,7 +51,7 @@ def shrink(
     samples: int | None = None,
     streams: bool | Literal["auto"] = "auto",
     multiple: int | None = None,
-    least: float = 0.125,
+    least: float = LEAST,
     layers: Sequence[str] | Literal["auto"] = (),
     uniform: bool = False,
     checkpoint: str | Path | None = None,
