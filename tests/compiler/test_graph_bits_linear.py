@@ -262,7 +262,8 @@ def test_sums_and_products_behind_a_real_answer_are_part_of_the_product(kind: st
         assert names == TAKEN.get(kind, {"linear of bits"})
     else:
         assert names == {"linear of bits+relu to codes", "linear of bits+add"}
-    for given in (x, torch.randn(30, 40), torch.full((30, 40), float("nan"))):
+    negated = torch._neg_view(torch.randn(30, 40))  # as the imaginary part of a conjugate is
+    for given in (x, torch.randn(30, 40), torch.full((30, 40), float("nan")), negated):
         with quantization.in_whole_numbers(model):
             want = model(given)
         got = fast(given)

@@ -131,7 +131,8 @@ def test_the_second_operand_may_be_any_view(row: NativeProduct, tokens: int) -> 
     prepared, x = row.prepare(taken(row, weight)), torch.randn(tokens, 8)
     wide = torch.full((tokens, 50), torch.nan)
     wide[:, 3:24] = torch.randn(tokens, 21)
-    for other in (wide[:, 3:24], torch.randn(21, tokens).T, torch.randn(1, 21).expand(tokens, 21)):
+    negated = torch._neg_view(torch.randn(tokens, 21))
+    for other in (wide[:, 3:24], torch.randn(21, tokens).T, torch.randn(1, 21).expand(tokens, 21), negated):
         y = row.run(x, prepared, None, Problem(21, Epilogue("none", "multiply")), other)
         assert torch.allclose(y, x @ weight.T * other, rtol=1e-5, atol=1e-5)
     with pytest.raises(KernelError, match=r"other of torch\.float64"):

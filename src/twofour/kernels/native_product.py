@@ -92,7 +92,7 @@ def second_operand(epilogue: Epilogue, other: Tensor | None, x: Tensor, y: Tenso
         )
     other = other.to(y.dtype if y.is_floating_point() else torch.float32)
     other = other if other.ndim == 2 else other.reshape(-1, other.size(-1))
-    return together(other)
+    return together(other.resolve_neg())
 
 
 def not_plain(name: str, quantization: Quantization) -> KernelError:
