@@ -299,6 +299,8 @@ def test_bytes_that_a_product_cannot_read_are_refused() -> None:
         dynamic.run(x, other)
     with pytest.raises(KernelError, match="two int8 products of static ranges"):
         replace(fused, last=replace(fused.last, quantization=DYNAMIC)).run(x, other)
+    with pytest.raises(KernelError, match="does not normalise bytes"):
+        fused.run(x, other, RowNorm(None, None, 1e-5, True))
     with pytest.raises(KernelError, match="second operand"):
         fused.run(x, other.bfloat16())
     whole, after = torch.empty(6, 24, dtype=torch.uint8), RowNorm(None, None, 1e-5, True, 0.1, 300)
@@ -311,6 +313,24 @@ def test_bytes_that_a_product_cannot_read_are_refused() -> None:
     floats = of_ranges(made(BEST, (16, 40, 24)), torch.float32, torch.float32)
     with pytest.raises(KernelError, match="input"):
         floats.run(x, other)
+
+
+@in_turn("zeros", [(128, 300, True), (128, -7, True), (999, 0, False)])
+def test_zero_points_of_no_byte_are_refused_at_the_border(zeros: tuple[int, int, bool]) -> None:
+    """`Quantization` refuses them in Python; a program of a file has its own."""
+    best = max((row for row in WHOLE if row.unavailable() is None), key=lambda row: row.level)
+    fused = of_ranges(made(best, (16, 40, 24)), torch.float32, torch.uint8)
+    assert fused.first is not None
+    of_x, of_y, held = zeros
+    x = torch.randint(0, 255, (6, 16), dtype=torch.uint8) if held else torch.randn(6, 16)
+    place, none, no_norm = fused.last.place, (None, None), (-1, None, None, 0.0, False)
+    operands = x, *fused.first.operands, *none, *fused.last.operands, torch.empty(6, 24), 40, 0
+    codes = (False, 0.03, of_x, 0.03, of_y), (False, 0.03, 10, 1.0, 0)
+    epilogue = *fused.epilogue.codes, torch.randn(6, 24)
+    with pytest.raises(KernelError, match=r"zero points of bytes|between which bytes stand"):
+        native.extension().fused_matmul(
+            *(place, -1, place, *operands, *epilogue, *no_norm, *no_norm, None, *codes, held, None, 1.0, 0, 1)
+        )
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

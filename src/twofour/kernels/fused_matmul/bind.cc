@@ -40,15 +40,17 @@ bool of_bytes(const Part& part) {
   return std::strcmp(part.product->row->dtype, "int8") == 0 && !q.dynamic && 0 <= q.x_zero && q.x_zero <= 255;
 }
 
-// Puts the ranges where they belong and refuses bytes that a product cannot read or leave.
+// Puts the ranges where they belong and refuses bytes that a product cannot read or leave, and zero points of none.
 void set_ranges(const Border& border, FusedMatmul* all, const Codes& of_x, const Codes& of_held, bool held, const Operand& x,
                 const Operand& last_weight) {
   (all->two() ? all->first : all->last).range = all->gate.range = of(of_x);
   if (all->two()) all->last.range = of(of_held);
+  for (const Part* part : {&all->first, &all->gate, &all->last})
+    if (part->product != nullptr) WholeRange(part->product->row->dtype, part->range).require(border, Type::f32, x, last_weight);
   border.require(!all->x_whole || (of_bytes(all->reader()) && (!all->two() || of_bytes(all->first))), x, "input",
                  "real: bytes are for int8 products of a static range, with zero points from 0 to 255");
-  border.require(!held || (all->two() && !all->gated() && of_bytes(all->first) && of_bytes(all->last)), last_weight, "last weight",
-                 "of two int8 products of static ranges without a gate, between which bytes stand");
+  border.require(!held || (all->two() && !all->gated() && of_bytes(all->first) && of_bytes(all->last) && all->first.range.y_zero >= 0),
+                 last_weight, "last weight", "of two int8 products of static ranges without a gate, between which bytes stand");
   all->held_whole = held;
 }
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from twofour import native
+from twofour.errors import KernelError
 from twofour.kernels.base import Kernel, Prepared
 from twofour.kernels.epilogue import ACTIVATIONS, PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.norm import DTYPES, RowNorm
@@ -146,7 +147,18 @@ class FusedMatmul:
 
 
 def _of(norm: RowNorm | None, dtype: torch.dtype) -> tuple[Any, ...]:
-    """Return a normalisation of rows of a dtype as the native call takes it."""
+    """Return a normalisation of rows of a dtype as the native call takes it.
+
+    Raises:
+        KernelError: The rows are bytes.
+    """
+    if norm is not None and dtype is torch.uint8:
+        raise KernelError(
+            "a fused product does not normalise bytes",
+            got="before= and x of torch.uint8",
+            wanted="x of torch.float32 or torch.bfloat16",
+            remedy="hand over the bytes of the norm's answer, without before=",
+        )
     if norm is None or dtype not in DTYPES:  # of another dtype the call refuses x
         return _NO_NORM
     row = native.best("norm", dtype=DTYPES[dtype]).index
