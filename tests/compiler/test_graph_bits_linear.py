@@ -271,6 +271,89 @@ def test_sums_and_products_behind_a_real_answer_are_part_of_the_product(kind: st
             assert torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
 
 
+class Dropped(nn.Module):
+    """A residual sum or a gate behind one Linear, with dropout at the places that `kind` names."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.linear, self.drop = kind, nn.Linear(40, 40), nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y, drop = self.linear(x), self.drop
+        if self.kind == "answer read twice":
+            y = drop(y)
+            return y + x, y
+        if self.kind == "activation read twice":
+            y = drop(torch.relu(y))
+            return y * x, y
+        if self.kind == "two":
+            return drop(y) + drop(self.linear(x + 1))
+        if self.kind == "in place":
+            y = drop(y)
+            y += x
+            return y
+        return {
+            "sum": lambda: drop(y) + x,
+            "gate": lambda: x * drop(y),
+            "behind the activation": lambda: drop(torch.relu(y)) + x,
+            "before the activation": lambda: torch.relu(drop(y)) + x,
+            "activation alone": lambda: drop(torch.relu(drop(y))),
+            "twice": lambda: x + drop(drop(y)),
+            "everywhere": lambda: drop(drop(torch.relu(drop(drop(y))))) * x,
+            "two activations": lambda: drop(torch.relu(drop(torch.relu(y)))) + x,
+        }[self.kind]()
+
+
+DROPPED = {
+    "sum": {"linear of bits+add"},
+    "gate": {"linear of bits+multiply"},
+    "in place": {"linear of bits+add"},
+    "two": {"linear of bits", "linear of bits+add"},
+    "behind the activation": {"linear of bits+relu+add"},
+    "before the activation": {"linear of bits+relu+add"},
+    "activation alone": {"linear of bits+relu"},
+    "twice": {"linear of bits+add"},
+    "everywhere": {"linear of bits+relu+multiply"},
+    "two activations": {"linear of bits+relu"},
+    "answer read twice": {"linear of bits"},
+    "activation read twice": {"linear of bits+relu"},
+}
+"""What the account names, of those that are part of a product."""
+
+
+@pytest.mark.parametrize("data", [False, True])
+@pytest.mark.parametrize("kind", DROPPED)
+def test_dropout_outside_training_hides_nothing_from_the_product(kind: str, data: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Dropped(kind).eval(), torch.randn(30, 40)
+    fast = compiled(model, "w4a8", x, data=data)
+    account = fast.plan.account
+    assert account.engine == "graph"
+    assert {one.operator for one in account.after if one.operator.startswith("linear of bits")} == DROPPED[kind]
+    for given in (x, torch.randn(30, 40), torch.full((30, 40), float("nan"))):
+        with quantization.in_whole_numbers(model):
+            want = model(given)
+        got = fast(given)
+        for one, other in zip(*((a if isinstance(a, tuple) else (a,)) for a in (got, want)), strict=True):
+            assert torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("data", [False, True])
+def test_output_products_of_an_encoder_with_dropout_add_the_stream(data: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32, "intermediate_size": 64}
+    config = transformers.BertConfig(**sizes, vocab_size=50, hidden_act="relu")
+    model, words = transformers.BertModel(config, add_pooling_layer=False).eval(), torch.randint(50, (2, 16))
+    twofour.quantize(model, "w4", "a8", data=[words] if data else None, ends=None)
+    fast: Any = twofour.compile(model, words, tokens=(32,), graph=True)
+    assert fast.plan.account.engine == "graph"
+    sums = [one for one in fast.plan.account.outlines["after"].calls if one.label == "linear of bits+add"]
+    assert len(sums) == 4  # of each block, behind its attention and behind its activation
+    with quantization.in_whole_numbers(model), torch.no_grad():
+        torch.testing.assert_close(fast(words)[0], model(words)[0], atol=1e-4, rtol=1e-4)
+
+
 def test_what_torch_rounds_to_and_fro_stays_real_and_the_plan_says_so() -> None:
     """Far below zero torch's GELU is 0 or not from float to float; of odd levels that is another code."""
     torch.manual_seed(0)

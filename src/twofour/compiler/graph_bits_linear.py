@@ -181,10 +181,10 @@ def place_bits_linears(
         if behind.readers and (problem := _to_codes(node, behind, products, handed)) is not None:
             problems[node] = problem
         elif hand_on:
-            found[node] = behind = _activated(module, node, behind, taken)
+            found[node] = behind = _activated(module, node, taken)
             if behind.nodes:
                 taken.add(behind.nodes[-1])
-                name = activation_name(behind.nodes[0]) if behind.applied else "none"
+                name = next(iter(_activations(behind)), "none")
                 problems[node] = BitsProblem(*_given(problems[node], Epilogue(name, behind.combine)))
     for node, behind in found.items():
         if getattr(problems[node], "answer", None) is not None:
@@ -223,22 +223,35 @@ def _behind(module: fx.GraphModule, node: fx.Node, products: Mapping[fx.Node, Li
     return found if movable(module, node, found.nodes) else Behind(readers=() if found.nodes else found.readers)
 
 
+def _activations(behind: Behind) -> list[str]:
+    return [activation_name(one) for one in behind.nodes if one.target in ACTIVATION_CALLS]
+
+
 def _is_nothing(node: fx.Node, at: fx.Node) -> bool:
     """Tell whether a node answers what it is given, as dropout does outside training."""
     return node.target is aten.dropout.default and node.args[0] is at and not argument(node, 2, "train", False)
 
 
-def _activated(module: fx.GraphModule, node: fx.Node, behind: Behind, taken: Collection[fx.Node]) -> Behind:
-    """Return what the call of a real answer takes over: the activation right behind it, then a sum or product."""
-    first = behind.nodes[0] if behind.nodes else None
-    activated = first is not None and first.target in ACTIVATION_CALLS
-    found = Behind([first], None, behind.applied[:1]) if first is not None and activated else Behind()
-    at = found.nodes[-1] if found.nodes else node
-    last = next(iter(at.users)) if len(at.users) == 1 and is_float32(at) else None
-    if last is None or last in taken or (other := combined(last, at)) is None:
-        return found
-    more = Behind([*found.nodes, last], None, found.applied, combine=other[0])
-    return more if movable(module, node, more.nodes) else found
+def _activated(module: fx.GraphModule, node: fx.Node, taken: Collection[fx.Node]) -> Behind:
+    """Return what the call of a real answer takes over: an activation, a sum or product, dropout before them."""
+    found, at = Behind(), node
+    passed: list[fx.Node] = []
+    while len(at.users) == 1 and is_float32(at) and found.combine == "none":
+        last = next(iter(at.users))
+        passed.append(last)
+        if last.target in ACTIVATION_CALLS and not found.applied and (apply := Pointwise.of(last, at)) is not None:
+            more = Behind([*passed], None, [apply])
+        elif last not in taken and (other := combined(last, at)) is not None:
+            more = Behind([*passed], None, found.applied, combine=other[0])
+        elif _is_nothing(last, at):
+            at = last
+            continue
+        else:
+            break
+        if not movable(module, node, more.nodes):
+            break
+        found, at = more, last
+    return found
 
 
 def _to_codes(
@@ -253,7 +266,7 @@ def _to_codes(
             raise UnfitError("inputs of several ranges" if others else "inputs without a learned step")
         if product.problem.quantization.real:
             raise UnfitError("its own inputs are floats")
-        known = [activation_name(one) for one in behind.nodes if one.target in ACTIVATION_CALLS]
+        known = _activations(behind)
         formula = known[0] if len(behind.applied) == len(known) == 1 else "none"
         answer = coded_answer(behind.applied, after, _bound(product, behind.affine), behind.affine, formula)
     except UnfitError as error:
