@@ -120,7 +120,10 @@ def test_means_of_groups_come_back_to_the_bit_where_no_graph_rounds_anew(
     again = twofour.load(path, made(weights, "a8"), tokens=(3,), graph=False)
     for part in zip(*(quantization.of(one)["0"].whole_weight(one[0]) for one in (model, again)), strict=True):
         assert torch.equal(*part)
-    assert torch.equal(again(x), model(x))  # by a graph only as near as float32: no kernel takes groups of 16
+    assert torch.equal(again[0](x), model[0](x))  # by a graph only as near as float32: no kernel takes groups of 16
+    torch.testing.assert_close(
+        again(x), model(x), rtol=1e-5, atol=1e-6
+    )  # the last Linear is of floats: any kernel serves
 
 
 def test_what_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
