@@ -249,6 +249,17 @@ TAKEN = {
 """What the account names, of those that are part of a product."""
 
 
+def assert_same_bits(fast: Any, model: nn.Module, x: torch.Tensor) -> None:
+    """Hold the answers to the example, to other tokens and to no numbers against those in whole numbers."""
+    negated = torch._neg_view(torch.randn(x.shape))  # as the imaginary part of a conjugate is
+    for given in (x, torch.randn(x.shape), torch.full(x.shape, float("nan")), negated):
+        with quantization.in_whole_numbers(model):
+            want = model(given)
+        got = fast(given)
+        for one, other in zip(*((a if isinstance(a, tuple) else (a,)) for a in (got, want)), strict=True):
+            assert torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
+
+
 @pytest.mark.parametrize("data", [False, True])
 @pytest.mark.parametrize("kind", [*TAKEN, "read twice", "broadcast", "itself", "alpha"])
 def test_sums_and_products_behind_a_real_answer_are_part_of_the_product(kind: str, data: bool) -> None:
@@ -262,13 +273,7 @@ def test_sums_and_products_behind_a_real_answer_are_part_of_the_product(kind: st
         assert names == TAKEN.get(kind, {"linear of bits"})
     else:
         assert names == {"linear of bits+relu to codes", "linear of bits+add"}
-    negated = torch._neg_view(torch.randn(30, 40))  # as the imaginary part of a conjugate is
-    for given in (x, torch.randn(30, 40), torch.full((30, 40), float("nan")), negated):
-        with quantization.in_whole_numbers(model):
-            want = model(given)
-        got = fast(given)
-        for one, other in zip(*((a if isinstance(a, tuple) else (a,)) for a in (got, want)), strict=True):
-            assert torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
+    assert_same_bits(fast, model, x)
 
 
 class Dropped(nn.Module):
@@ -330,12 +335,7 @@ def test_dropout_outside_training_hides_nothing_from_the_product(kind: str, data
     account = fast.plan.account
     assert account.engine == "graph"
     assert {one.operator for one in account.after if one.operator.startswith("linear of bits")} == DROPPED[kind]
-    for given in (x, torch.randn(30, 40), torch.full((30, 40), float("nan"))):
-        with quantization.in_whole_numbers(model):
-            want = model(given)
-        got = fast(given)
-        for one, other in zip(*((a if isinstance(a, tuple) else (a,)) for a in (got, want)), strict=True):
-            assert torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
+    assert_same_bits(fast, model, x)
 
 
 @pytest.mark.parametrize("data", [False, True])

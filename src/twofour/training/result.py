@@ -76,20 +76,24 @@ class Run:
     instead: PrunedLast | None = None
 
     @property
+    def _best(self) -> Epoch | None:
+        """The epoch whose state is the best of the run; None: that before the first step is."""
+        kept = len(self.history) if self.kept is None else self.kept
+        return self.history[kept - 1] if kept else None
+
+    @property
     def judged(self) -> float | None:
         """Loss on the data that judge of the state that the model has, None where it does not judge."""
         if self.instead is not None:
             return self.instead.held
-        kept = len(self.history) if self.kept is None else self.kept
-        return self.history[kept - 1].held if kept else self.held
+        return self.held if self._best is None else self._best.held
 
     @property
     def evaluation(self) -> Evaluation | None:
         """What `evaluate` answered of the state that the model has."""
         if self.instead is not None:
             return self.instead.evaluation
-        kept = len(self.history) if self.kept is None else self.kept
-        return self.history[kept - 1].evaluation if kept else self.before
+        return self.before if self._best is None else self._best.evaluation
 
     @property
     def loss(self) -> float:
@@ -186,8 +190,7 @@ class Result:
 
 def _loss(run: Run) -> str:
     """The training loss of the epoch whose state the model has; before the first step, and of others, there is none."""
-    kept = len(run.history) if run.kept is None else run.kept
-    return f"{run.history[kept - 1].loss:.4f}" if kept and run.instead is None else "-"
+    return "-" if run._best is None or run.instead is not None else f"{run._best.loss:.4f}"
 
 
 def shown(evaluation: Evaluation | None, sign: str = "") -> str:
