@@ -210,6 +210,7 @@ figures: $(VENV)/figures.stamp $(VENV)/package.stamp
 	$(BIN)/python benchmarks/run.py figures
 	$(BIN)/python -c 'from twofour.tensor_core.plot import plot_all; plot_all("docs/figures")'
 	$(BIN)/python experiments/versagnn.py figure
+	$(BIN)/python experiments/dial_page.py
 
 docs: $(VENV)/docs.stamp $(VENV)/figures.stamp $(VENV)/package.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

@@ -40,6 +40,7 @@ FENCE = re.compile(r"^```.*?^```[ \t]*$", re.M | re.S)
 FIGURE = re.compile(r"`docs/figures/([\w*.-]+\.svg)`")
 DRAWN_FROM = (
     "benchmarks",
+    "experiments/dial_page.py",
     "experiments/versagnn.py",
     "experiments/records/hardware",
     "src/twofour/hardware",
@@ -326,6 +327,7 @@ def draw() -> None:
     figures.predicted()
     plot_all(FIGURES)
     subprocess.run([sys.executable, "experiments/versagnn.py", "figure"], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "experiments/dial_page.py"], cwd=ROOT, check=True)
 
 
 # What mkdocs calls ---------------------------------------------------------------------------------------------------

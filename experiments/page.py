@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import blocks_page
+import dial_page
 import gradients_page
 import low_bits_page
 import records
@@ -64,6 +65,7 @@ def write() -> Path:
     for name, kind in TASKS.items():
         path = records.TRACKED / f"{name}.json"
         parts.append(_section(kind(), *load(path)) if path.exists() else _waiting(kind()))
+    parts += dial_page.sections(records.TRACKED, PAGE.parent / "figures")
     parts += blocks_page.sections(records.TRACKED)
     parts += gradients_page.sections(records.TRACKED)
     parts += shrink_page.sections(records.TRACKED, PAGE.parent / "figures")

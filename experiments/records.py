@@ -178,7 +178,59 @@ class Shrunk:
     commit: str
 
 
-R = TypeVar("R", Row, Brought, Run, Nearness, Trained, Shrunk)
+@dataclass(frozen=True)
+class Turned:
+    """One model between 2:4 and dense, pruned once.
+
+    Attributes:
+        key: The criterion, and the pattern of all layers or the name of a mixed recipe; "dense".
+        seed: Of the dense training, where there is one.
+        value: The metric.
+        away: Norm of the difference to the dense model's answers to the held-out examples, relative to theirs.
+        density: Share of the eligible weights that is kept.
+        seconds: Of pruning.
+        commit: The version it was run with.
+        recipe: Of a mixed one: pattern by layer.
+    """
+
+    key: str
+    seed: int
+    value: float
+    away: float
+    density: float
+    seconds: float
+    commit: str
+    recipe: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Clocked:
+    """What the compiled model of a row of `Turned` takes; rows of one file were timed in turns where `run` agrees.
+
+    Attributes:
+        key: The row's.
+        seed: The row's.
+        ms: Median milliseconds of processor time of a call, one thread.
+        lower: First quartile.
+        upper: Third quartile.
+        samples: Of which.
+        load: Processes that wanted to run meanwhile, this one included; None where unknown.
+        commit: The version it was run with.
+        operations: Layers by the operation that runs them.
+    """
+
+    key: str
+    seed: int
+    ms: float
+    lower: float
+    upper: float
+    samples: int
+    load: float | None
+    commit: str
+    operations: dict[str, int]
+
+
+R = TypeVar("R", Row, Brought, Run, Nearness, Trained, Shrunk, Turned, Clocked)
 
 
 class Records(Generic[R]):

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import block_rnn
+import dial_command
 import gradients as pruned_gradients
 import low_bit_nets
 import low_bit_states
@@ -378,6 +379,9 @@ def _answered(subject: Task, model: nn.Module) -> float:
 
 def _gpu(subject: Task) -> str | None:
     return None if subject.device.type == "cpu" else torch.cuda.get_device_name(subject.device)
+
+
+dial_command.add(app, dense_model)
 
 
 def main() -> None:
