@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import twofour
 from tests.compiler.small import quick
+from tests.compiler.whole import called
 from twofour.compiler import choose_conv
 from twofour.compiler import graph as compiled_graph
 from twofour.compiler.graph_conv import ConvLayer, kept_convs
@@ -78,8 +79,7 @@ def test_what_follows_a_convolution_runs_in_its_pass() -> None:
 
 def convolutions(fast: nn.Module) -> list[ConvLayer]:
     """Return the convolutions of a model's graph; they may stand inside one call of several."""
-    bound = [getattr(value, "__self__", None) for value in fast.forward.program.python.names.values()]
-    inner = [module for one in bound if isinstance(one, nn.Module) for module in one.modules()]
+    inner = [module for one in called(fast) if isinstance(one, nn.Module) for module in one.modules()]
     return [module for module in inner if isinstance(module, ConvLayer)]
 
 
@@ -102,8 +102,7 @@ def test_small_memory_keeps_no_folded_copy(monkeypatch: pytest.MonkeyPatch) -> N
     x = torch.randn(2, 16, 5, 5)
     fast = quick(model, x, graph=True, memory="small")
     assert fast.plan.bytes_after == fast[0].prepared.nbytes
-    called = [getattr(value, "__self__", None) for value in fast.forward.program.python.names.values()]
-    (layer,) = [layer for layer in called if isinstance(layer, ConvLayer)]
+    (layer,) = [layer for layer in called(fast) if isinstance(layer, ConvLayer)]
     assert layer.prepared is fast[0].prepared and layer.problem.activation == "none"
     torch.testing.assert_close(fast(x), model(x), atol=1e-4, rtol=1e-4)
 

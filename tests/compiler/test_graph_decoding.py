@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.compiler.test_graph import pruned, whole
+from tests.compiler.whole import pruned, whole
 from tests.graph.small import Cached
 
 pytestmark = pytest.mark.usefixtures("no_measuring")

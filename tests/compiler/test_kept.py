@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 import twofour
-from tests.compiler.test_graph import Encoder, whole
+from tests.compiler.whole import whole
+from tests.graph.small import Encoder
 from tests.turns import in_turn
 from twofour.compiler.compile import with_plan
 from twofour.compiler.decoding import memory_of
