@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
-from twofour.compiler import attention_int8, choose, fused_matmuls, ragged
+from twofour.compiler import attention_int8, choose, fused_matmuls, low_bits, ragged
 from twofour.compiler import graph as compiled_graph
 from twofour.graph import Executor
 from twofour.graph.executor.replay import Arena, Replay
 from twofour.kernels import Kernel
+from twofour.measure.cache import Cache
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +55,26 @@ def own_cache(shared_cache: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.fixture
-def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+def graph_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the graph beat the layers, whatever a busy machine makes of a small model."""
+    monkeypatch.setattr(compiled_graph, "_engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, 0.0))
+
+
+@pytest.fixture
+def codes_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let kernels of codes beat floats, whatever a busy machine makes of small layers."""
+    times = {"kernels": 1e-6, "floats": 2e-6}
+    monkeypatch.setattr(low_bits, "race", lambda calls, **_: ({name: times[name] for name in calls}, 0.0))
+    stored = Cache.times
+
+    def of_calls(cache: Cache, key: str, names: Any, measure: Any) -> dict[str, float]:
+        return measure()[0] if set(names) == set(times) else stored(cache, key, names, measure)
+
+    monkeypatch.setattr(Cache, "times", of_calls)
+
+
+@pytest.fixture
+def no_measuring(graph_wins: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which kernel and engine is faster is for a quiet machine to say: here the first kernel and the graph are."""
 
     def first(kernels: list[Kernel], *_: object) -> tuple[dict[str, float], float]:
@@ -62,7 +82,6 @@ def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("TWOFOUR_CACHE", "off")  # these times are for no other test
     monkeypatch.setattr(choose, "_measure", first)
-    monkeypatch.setattr(compiled_graph, "_engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, 0.0))
     monkeypatch.setattr(ragged, "_raced", lambda *_: ({"padded": 2.0, "packed": 1.0}, 0.0))
     monkeypatch.setattr(fused_matmuls, "together_and_apart", lambda *_: ({"together": 1.0, "apart": 2.0}, 0.0))
     monkeypatch.setattr(attention_int8, "_raced", lambda *_: ({"bfloat16": 1.0, "int8": 2.0}, 0.0))

@@ -9,11 +9,6 @@ from twofour.errors import CompileError, QuantizationError
 from twofour.kernels.bits_matmul import bits_rows
 
 
-@pytest.fixture(autouse=True)
-def _cache(times_cache, monkeypatch) -> None:
-    monkeypatch.setenv("TWOFOUR_CACHE", str(times_cache))
-
-
 def made() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16))

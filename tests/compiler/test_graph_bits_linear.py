@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 import twofour
-from tests.compiler.test_low_bits import _cache, whole  # noqa: F401  (kernels beat floats)
+from tests.compiler.of_bits import whole
 from twofour import quantization
 from twofour.compiler.graph_bits_linear import LINEAR_CODES
 from twofour.compiler.timed import held_by_program
+
+pytestmark = pytest.mark.usefixtures("codes_win")
 
 BETWEEN = {
     "relu": lambda: (nn.ReLU(),),

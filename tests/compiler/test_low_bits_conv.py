@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import twofour
+from tests.compiler.of_bits import whole
 from twofour import native, quantization
 from twofour.compiler.graph_low_bits import CODES
 from twofour.compiler.thresholds import Sums
@@ -19,10 +20,7 @@ from twofour.kernels.conv import Geometry
 from twofour.kernels.dense_matmul import PLAIN
 from twofour.kernels.quantization import Quantization
 
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("TWOFOUR_CACHE", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def of_bits(weights: str, inputs: str, *, data: bool = True) -> nn.Sequential:
@@ -30,11 +28,6 @@ def of_bits(weights: str, inputs: str, *, data: bool = True) -> nn.Sequential:
     layers = [nn.Conv2d(3, 33, 3, padding=1), nn.ReLU(), nn.Conv2d(33, 20, 3, 2, padding=(1, 0), bias=False)]
     model = nn.Sequential(*layers, nn.Conv2d(20, 6, 1, dilation=2)).eval()
     return twofour.quantize(model, weights, inputs, data=[torch.randn(4, 3, 9, 9)] if data else None, ends=None)
-
-
-def whole(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    with quantization.in_whole_numbers(model):
-        return model(x)
 
 
 def floats_last(calls: dict[str, Any], **_: Any) -> tuple[dict[str, float], float]:
@@ -48,10 +41,9 @@ def floats_first(calls: dict[str, Any], **_: Any) -> tuple[dict[str, float], flo
 
 
 @pytest.fixture
-def graph_wins(monkeypatch) -> None:
+def kernels_and_graph_win(graph_wins: None, monkeypatch) -> None:
     for module in ("low_bits_conv", "low_bits"):
         monkeypatch.setattr(f"twofour.compiler.{module}.race", floats_last)
-    monkeypatch.setattr("twofour.compiler.graph._engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, 0.0))
 
 
 def by_kernels(fast: nn.Module) -> bool:
@@ -154,7 +146,9 @@ def chained(widths: tuple[str, str] = ("w1", "a2"), size: int = 12) -> tuple[nn.
         pytest.param(("w2", "s2"), 13, marks=pytest.mark.long),
     ],
 )
-def test_convolutions_of_a_graph_hand_codes_on_and_answer_as_the_model_does(widths, size: int, graph_wins) -> None:
+def test_convolutions_of_a_graph_hand_codes_on_and_answer_as_the_model_does(
+    widths, size: int, kernels_and_graph_win
+) -> None:
     model, x = chained(widths, size)
     fast = twofour.compile(model, x, graph=True)
     account = fast.plan.account  # type: ignore[union-attr]
@@ -170,7 +164,7 @@ def test_convolutions_of_a_graph_hand_codes_on_and_answer_as_the_model_does(widt
 
 
 @pytest.mark.long
-def test_a_chain_makes_its_sums_in_whole_numbers_where_these_are_asked_for(graph_wins, monkeypatch) -> None:
+def test_a_chain_makes_its_sums_in_whole_numbers_where_these_are_asked_for(kernels_and_graph_win, monkeypatch) -> None:
     model, x = chained()
     fast: Any = twofour.compile(model, x, graph=True)
     assert fast.plan.account.engine == "graph"
@@ -186,7 +180,7 @@ def test_a_chain_makes_its_sums_in_whole_numbers_where_these_are_asked_for(graph
     assert torch.equal(fast(x), plain) and not made
 
 
-def test_nan_reaches_what_reads_it_and_nothing_else(graph_wins) -> None:
+def test_nan_reaches_what_reads_it_and_nothing_else(kernels_and_graph_win) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 1, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 6, 2)).eval()
     x = torch.randn(2, 3, 16, 16)
@@ -203,7 +197,7 @@ def test_nan_reaches_what_reads_it_and_nothing_else(graph_wins) -> None:
             torch.testing.assert_close(fast(given), want, rtol=0, atol=0, equal_nan=True)
 
 
-def test_one_image_without_a_batch_and_large_kernels_are_served(graph_wins) -> None:
+def test_one_image_without_a_batch_and_large_kernels_are_served(kernels_and_graph_win) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 6, (1, 80), padding=(0, 40))).eval()
     x = torch.randn(3, 9, 9)
@@ -283,7 +277,7 @@ def test_a_file_has_the_images_so_that_nothing_is_measured_again(tmp_path, monke
 
 
 @pytest.mark.long
-def test_a_graph_of_a_file_runs_in_floats_where_those_are_faster(tmp_path, graph_wins, monkeypatch) -> None:
+def test_a_graph_of_a_file_runs_in_floats_where_those_are_faster(tmp_path, kernels_and_graph_win, monkeypatch) -> None:
     model, x = chained()
     twofour.save(twofour.compile(model, x, graph=True), tmp_path / "m")
     for module in ("low_bits_conv", "low_bits"):
@@ -314,7 +308,7 @@ class Residual(nn.Module):
         return torch.relu_(y)
 
 
-def test_what_stands_behind_a_real_answer_is_part_of_its_call_and_answers_the_same_bits(graph_wins) -> None:
+def test_what_stands_behind_a_real_answer_is_part_of_its_call_and_answers_the_same_bits(kernels_and_graph_win) -> None:
     torch.manual_seed(0)
     model, x = Residual(), torch.randn(3, 2, 10, 10)
     for norm in (module for module in model.modules() if isinstance(module, nn.BatchNorm2d)):
@@ -346,7 +340,9 @@ def averaged(channels: int, *, pool: bool) -> nn.Sequential:
 
 @pytest.mark.parametrize("channels", [64, 70])
 @pytest.mark.parametrize("pool", [False, True])
-def test_a_mean_of_pixels_is_part_of_the_last_convolutions_call(channels: int, pool: bool, graph_wins) -> None:
+def test_a_mean_of_pixels_is_part_of_the_last_convolutions_call(
+    channels: int, pool: bool, kernels_and_graph_win
+) -> None:
     model, x = averaged(channels, pool=pool), torch.randn(3, 2, 9, 7).contiguous(memory_format=torch.channels_last)
     twofour.quantize(model, "w2", "a2", data=[x])
     fast = twofour.compile(model, x, graph=True)
