@@ -34,6 +34,8 @@ class Arm:
         again: Whether the training is repeated.
         taught: Whether the trained control teaches meanwhile, as `twofour.finetune` has it; else it has `control=None`.
         last: Whether the control is pruned, after its training, and nothing is trained behind.
+        own: Whether `twofour.finetune` trains the control itself, which teaches then, as it does where nobody says
+            otherwise: the row is compared with that one.
         drawn: How many samples, drawn by the seed, calibrate: a number, or "default" for as many as `twofour.prune`
             takes of them by itself; "" for all of the task's own.
     """
@@ -44,6 +46,7 @@ class Arm:
     again: bool = False
     taught: bool = False
     last: bool = False
+    own: bool = False
     drawn: str = ""
 
     @property
@@ -52,6 +55,7 @@ class Arm:
         if self.pattern == DENSE:
             return "dense, trained again (the control)"
         how = f"{', permuted' * self.permuted}{', taught' * self.taught}{', pruned last' * self.last}"
+        how += ", its own control" * self.own
         return f"{self.pattern} {self.criterion}{how}{self._amount}"
 
     @property
@@ -133,6 +137,7 @@ AGAIN = (
     Arm("2:4", AUTO, again=True, last=True),
     *(Arm("2:4", whole, again=True) for whole in WHOLE),
     Arm("2:4", "default", again=True, taught=True),
+    Arm("2:4", "default", again=True, own=True),
     Arm("4:8", "magnitude", again=True),
     Arm("1:4", "magnitude", again=True),
     Arm("8:2:8", "magnitude", again=True),

@@ -15,9 +15,11 @@ STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365
 
 
 def paired(rows: Sequence[Measured], control: Sequence[Measured]) -> list[tuple[float, float]]:
-    """Values of the two with the same seed."""
+    """Values of the two with the same seed; of a row that had a control of its own, that one's."""
     other = {row.seed: row.value for row in control}
-    return [(row.value, other[row.seed]) for row in rows if row.seed in other]
+    own = {row.seed: row.control for row in rows if isinstance(row, Row) and row.control is not None}
+    beside = other | own
+    return [(row.value, beside[row.seed]) for row in rows if row.seed in beside]
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float]:

@@ -36,6 +36,8 @@ class Row:
         pruning: Seconds of processor time of pruning alone; None where they were not kept.
         memory: Bytes that the process held at most while pruning, beyond what it held before; None where unknown.
         gpu: The GPU that it was pruned and trained on; None where that was the processor.
+        control: The metric of the control that `twofour.finetune` trained beside it; None where that is another row.
+        instead: Whether that control, pruned after its training, is what stands.
     """
 
     key: str
@@ -49,6 +51,8 @@ class Row:
     pruning: float | None = None
     memory: int | None = None
     gpu: str | None = None
+    control: float | None = None
+    instead: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

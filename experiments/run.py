@@ -297,8 +297,7 @@ def _whole(subject: Task, arm: Arm, seed: int) -> Row:
         evaluate=lambda model: _answered(subject, model),
         seed=seed,
         held=held,
-        control=None,  # a row of its own
-        teacher=_kept_control(subject, seed) if arm.taught else None,
+        **({} if arm.own else {"control": None, "teacher": _kept_control(subject, seed) if arm.taught else None}),
         pattern=arm.pattern,
         prune={"skip": subject.skip, "eligibility": subject.eligibility},
         **({} if arm.criterion == "bare" else original),
@@ -307,8 +306,10 @@ def _whole(subject: Task, arm: Arm, seed: int) -> Row:
     for note in result.notes:
         console.print(f"  {note}", highlight=False)
     one_shot: Any = result.sparse.before
+    control: Any = None if result.control is None else result.control.evaluation
+    beside = {"control": control, "instead": result.sparse.instead is not None, "gpu": _gpu(subject)}
     value = _evaluated(subject, model)
-    return Row(arm.key, seed, dense, one_shot, value, seconds, subject.epochs, version(), gpu=_gpu(subject))
+    return Row(arm.key, seed, dense, one_shot, value, seconds, subject.epochs, version(), **beside)
 
 
 def dense_model(subject: Task, seed: int) -> nn.Module:

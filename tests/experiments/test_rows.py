@@ -42,6 +42,32 @@ def test_a_row_that_is_pruned_last_is_the_trained_control_pruned(here, monkeypat
     assert row.value == row.one_shot == run._evaluated(task, model) and row.epochs == 2
 
 
+def test_a_row_with_its_own_control_is_what_finetune_does_by_itself(here, monkeypatch):
+    import run
+    from arms import AGAIN
+    from over_seeds import difference
+
+    arm = next(arm for arm in AGAIN if arm.own)
+    assert arm.key == "again: 2:4 default, its own control"
+    results, whole = [], twofour.finetune
+
+    def finetune(*given, **options):
+        assert not {"control", "teacher", "keep"} & options.keys(), "the default is measured"
+        results.append(whole(*given, **options))
+        return results[-1]
+
+    monkeypatch.setattr(twofour, "finetune", finetune)
+    task = toy()
+    row = run.measured(task, arm, 0)
+    (result,) = results
+    assert result.control is not None and result.teacher == "the control"
+    assert row.control == result.control.evaluation and row.instead == (result.sparse.instead is not None)
+    assert row.value == result.sparse.evaluation
+    another = run.measured(task, next(arm for arm in AGAIN if arm.key.endswith("(the control)")), 0)
+    apart = f"{row.value - row.control:+.2f} (one seed)"
+    assert difference([row], []) == difference([row], [another]) == apart, "it is compared with its own control"
+
+
 @pytest.mark.parametrize("criterion", ["default", "held back", "bare"])
 def test_a_row_of_the_default_recipe_is_given_the_dense_model(here, criterion, monkeypatch):
     from arms import AGAIN, Arm
