@@ -36,7 +36,8 @@ class Row:
         pruning: Seconds of processor time of pruning alone; None where they were not kept.
         memory: Bytes that the process held at most while pruning, beyond what it held before; None where unknown.
         gpu: The GPU that it was pruned and trained on; None where that was the processor.
-        control: The metric of the control that `twofour.finetune` trained beside it; None where that is another row.
+        control: The metric of the control itself that taught it, or that was pruned, on the same machine; None where it
+            is known from a row of its own alone.
         instead: Whether that control, pruned after its training, is what stands.
     """
 

@@ -260,7 +260,9 @@ def measured(subject: Task, arm: Arm, seed: int) -> Row:
         return _whole(subject, arm, seed)
     model = dense_model(subject, seed)
     dense = _evaluated(subject, model)
-    model = _kept_control(subject, seed) if arm.last else model
+    control = _kept_control(subject, seed) if arm.last or arm.taught else None
+    beside = None if control is None else _evaluated(subject, control)
+    model = control if arm.last and control is not None else model
     torch.manual_seed(seed)
     given = arm.drawn_for(subject, seed)  # a data set that is read for the first time is no cost of pruning
     with Cost() as cost:
@@ -270,19 +272,20 @@ def measured(subject: Task, arm: Arm, seed: int) -> Row:
     if arm.again and not arm.last:
         begin = time.perf_counter()
         subject.before_again(model, seed)
-        teacher = _kept_control(subject, seed) if arm.taught else None
-        value = _trained(subject, model, seed, arm.name, teacher)
+        value = _trained(subject, model, seed, arm.name, control)
         seconds += time.perf_counter() - begin
     epochs = subject.epochs if arm.again else 0
     here = arm.criterion and subject.device.type == "cpu"
     kept = (cost.processor, cost.memory) if here else (None, None)
-    return Row(arm.key, seed, dense, one_shot, value, seconds, epochs, version(), *kept, gpu=_gpu(subject))
+    parts = {"gpu": _gpu(subject), "control": beside}
+    return Row(arm.key, seed, dense, one_shot, value, seconds, epochs, version(), *kept, **parts)
 
 
 def _whole(subject: Task, arm: Arm, seed: int) -> Row:
     """Make the row of a model that `twofour.finetune` is given dense."""
     model = dense_model(subject, seed)
     dense = _evaluated(subject, model)
+    kept = _kept_control(subject, seed) if arm.taught else None
     loader, held = subject.loader(seed), None
     if arm.criterion == HELD_BACK and isinstance(loader, Batches):
         loader, held = loader.hold_back(seed)
@@ -297,7 +300,7 @@ def _whole(subject: Task, arm: Arm, seed: int) -> Row:
         evaluate=lambda model: _answered(subject, model),
         seed=seed,
         held=held,
-        **({} if arm.own else {"control": None, "teacher": _kept_control(subject, seed) if arm.taught else None}),
+        **({} if arm.own else {"control": None, "teacher": kept}),
         pattern=arm.pattern,
         prune={"skip": subject.skip, "eligibility": subject.eligibility},
         **({} if arm.criterion == "bare" else original),
@@ -307,6 +310,7 @@ def _whole(subject: Task, arm: Arm, seed: int) -> Row:
         console.print(f"  {note}", highlight=False)
     one_shot: Any = result.sparse.before
     control: Any = None if result.control is None else result.control.evaluation
+    control = control if kept is None else _evaluated(subject, kept)
     beside = {"control": control, "instead": result.sparse.instead is not None, "gpu": _gpu(subject)}
     value = _evaluated(subject, model)
     return Row(arm.key, seed, dense, one_shot, value, seconds, subject.epochs, version(), **beside)
