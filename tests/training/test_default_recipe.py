@@ -1,19 +1,22 @@
 """`finetune` given a dense model and little else: pruned, trained, and what is refused or told."""
 
 import copy
+import functools
 import logging
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader
 
 from tests.training.default import QUICK, quick, trained
 from tests.training.small import Noisy, accuracy, noisy_loader, pair_of_models, recipe
 from tests.turns import in_turn
-from twofour import masks
+from twofour import masks, pruning
 from twofour.errors import LayerError, TrainingError
 from twofour.training import defaults, finetune
+from twofour.training.batches import epoch_batches
 from twofour.training.result import Epoch, Result, Run
 
 
@@ -42,11 +45,34 @@ def test_a_dense_model_and_a_loader_are_enough(caplog):
 
 def test_what_is_pruned_by_the_weights_alone_is_not_said_to_be_calibrated():
     for criterion, words in (
-        ("magnitude", "what it loses measured on the first"),
-        ("wanda", "calibrated on the first"),
+        ("magnitude", "what it loses measured"),
+        ("wanda", "calibrated"),
     ):
         told = quick(trained(), prune={**QUICK, "criterion": criterion}, epochs=1).notes[-1]
-        assert f"by {criterion}; {words} 6 batches of the loader" in told
+        assert f"by {criterion}; {words} on 6 batches of the loader, the first ones" in told
+
+
+@pytest.mark.parametrize("rows, behind", [(400, 16), (256, 16), (248, 0)])
+def test_what_judges_does_not_calibrate_where_there_is_enough_beside_it(rows, behind, monkeypatch):
+    seen, real = [], pruning.prune
+
+    @functools.wraps(real)
+    def prune(model, *given, data, **options):
+        seen.append(list(data))
+        return real(model, *given, data=seen[-1], **options)
+
+    monkeypatch.setattr(pruning, "prune", prune)
+    loader = DataLoader(Noisy(rows), 8, shuffle=True)
+    result = quick(trained(), loader, control="auto", epochs=1)
+    whole = list(epoch_batches(loader, 0, 0))
+    for taken in seen:
+        wanted = whole[behind:][: len(taken)]
+        assert all(torch.equal(batch.inputs, x) for batch, (x, _) in zip(taken, wanted, strict=True)) and taken
+    assert len(seen) == 2, "the model first, its trained control last"
+    words = f"batches of the loader, {f'behind the first {behind}, which judge' if behind else 'the first ones'}"
+    assert sum(words in note for note in result.notes) >= 1
+    apart = quick(trained(), loader, held=[whole[0]], epochs=1)
+    assert any("batches of the loader, the first ones" in note for note in apart.notes), "held= judges, not the loader"
 
 
 def test_a_training_that_makes_it_worse_gives_back_where_it_began(caplog):

@@ -38,16 +38,30 @@ _WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParalle
 
 
 class Calibration:
-    """The inputs and targets of a loader's first epoch as calibration data; it counts the batches that are taken."""
+    """The inputs and targets of a loader's first epoch as calibration data; it counts the batches that are taken.
 
-    def __init__(self, loader: Loader, seed: int) -> None:
-        self.loader, self.seed, self.taken = loader, seed, 0
+    Those come `behind` so many.
+    """
+
+    def __init__(self, loader: Loader, seed: int, behind: int = 0) -> None:
+        self.loader, self.seed, self.behind, self.taken = loader, seed, behind, 0
 
     def __iter__(self) -> Iterator[Batch]:
         self.taken = 0
-        for inputs, target in epoch_batches(self.loader, self.seed, 0):
+        for inputs, target in epoch_batches(self.loader, self.seed, 0, self.behind):
             self.taken += 1
             yield Batch(inputs, target)
+
+    @classmethod
+    def of(cls, plan: Plan) -> Calibration:
+        """Return the data of a plan's loader but those that judge, where at least as many are left.
+
+        What is solved on the data that judge would win there, and against states that have had steps behind.
+        """
+        judging = None if plan.judge is None else plan.judge.held
+        behind = 0 if judging is None or judging.apart else len(judging.batches)
+        enough = (length(plan.loader) or 0) >= 2 * behind
+        return cls(plan.loader, plan.seed, behind if enough else 0)
 
 
 def options(model: nn.Module, pattern: Any, given: Any, *, scheme: bool, folder: Path | None) -> dict[str, Any] | None:
@@ -228,7 +242,7 @@ def _require_trainable(model: nn.Module, plan: Plan) -> None:
 
 def _pruned(model: nn.Module, plan: Plan, options: Mapping[str, Any], progress: bool) -> str:
     """Prune, in a better order of the channels where there is one; return what was done."""
-    data = Calibration(plan.loader, plan.seed)
+    data = Calibration.of(plan)
     given: dict[str, Any] = {"data": data, "progress": progress, **options}
     reason = ", which loses no more"
     with calls.keeping_modes(model), randomness.undisturbed(plan.loader):
@@ -251,7 +265,8 @@ def _pruned(model: nn.Module, plan: Plan, options: Mapping[str, Any], progress: 
     if given["data"] is data:
         reads = criteria.resolve(options.get("criterion"), data).need is not None
         did = "calibrated" if reads or isinstance(options["pattern"], Recipe) else "what it loses measured"
-        parts.append(f"{did} on the first {data.taken} batches of the loader")
+        first = f"behind the first {data.behind}, which judge" if data.behind else "the first ones"
+        parts.append(f"{did} on {data.taken} batches of the loader, {first}")
         parts += filter(None, [criteria.few_data(outcomes)])
     if (order := pruning.permutation_report(model)) is not None:
         parts.append("channels permuted" if order.kept else f"channels in their order{reason}")
