@@ -52,8 +52,10 @@ How to read it:
   step. "held back" is what it did before: a twentieth of the training data, which the dense model had seen, was kept
   from the training to judge. "pruned last" is the other order: the control, pruned after its training, with nothing
   trained behind, so that it has had no more training than the control. "its own control" is all of the default as a
-  user has it: `twofour.finetune` trains the control itself, which teaches, prunes that one last, and keeps the better of
-  the two by the loss on what judges; it is compared with that control.
+  user has it: `twofour.finetune` trains the control itself, which teaches, prunes that one last, and keeps the better
+  of the two by the loss on what judges.
+* A row whose control is known, since it taught or was pruned last, is compared with that one, not with that of the
+  first row, which may have been trained on another machine.
 * **Goal**: trained again, no more than 0.2 below the control, or 0.5 of perplexity above it, by the mean. Most
   repetitions here are a small part of what the model was trained with, which the paper's workflow repeats whole: each
   table says how much it had.
