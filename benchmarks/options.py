@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from cases import linear as linear_case
 from cases import records
+from cases.columns import headed
 from twofour.errors import DataError
 from twofour.measure import Record
 
@@ -42,9 +42,7 @@ def measured(
 
 def show(heads: Sequence[str], rows: Sequence[Sequence[str]], path: Path) -> None:
     """Print a table of text and where its record is."""
-    table = Table(box=None, pad_edge=False)
-    for index, head in enumerate(heads):
-        table.add_column(head, justify="right" if index else "left")
+    table = headed(heads)
     for row in rows:
         table.add_row(*row)
     console().print(table)

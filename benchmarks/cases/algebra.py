@@ -11,8 +11,8 @@ from functools import partial
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
+from cases.columns import headed, milliseconds, show_missing
 from cases.models import EAGER, INDUCTOR, OPENVINO, ORT, Bench, Builders, Side, compiled
 from cases.records import machine_line
 from models import Subject
@@ -73,11 +73,9 @@ class AlgebraBench(Bench):
 
 def show(records: Sequence[Record], console: Console) -> None:
     """Print milliseconds of each block, then how many times as long each other runtime takes."""
-    table = Table("milliseconds per call, medians", box=None, pad_edge=False)
-    for name in (*OTHERS, EXACT, CLOSE):
-        table.add_column(name, justify="right")
+    table = headed(("milliseconds per call, medians", *OTHERS, EXACT, CLOSE))
     for record in records:
-        table.add_row(str(record.meta["model"]), *(_ms(record, name) for name in (*OTHERS, EXACT, CLOSE)))
+        table.add_row(str(record.meta["model"]), *(milliseconds(record, name) for name in (*OTHERS, EXACT, CLOSE)))
     console.print(table)
     for ours in (EXACT, CLOSE):
         for other in OTHERS:
@@ -85,13 +83,5 @@ def show(records: Sequence[Record], console: Console) -> None:
             if found:
                 mean = geometric_mean(found)
                 console.print(f"{other} / {ours}: geometric mean {mean:.2f}, least {min(found):.2f}", highlight=False)
-    for record in records:
-        missing = record.meta["missing"]
-        assert isinstance(missing, dict), missing
-        for name, reason in missing.items():
-            console.print(f"not built: {record.meta['model']}: {name}: {reason}", highlight=False, markup=False)
+    show_missing(records, lambda record: str(record.meta["model"]), console)
     console.print(machine_line(records[-1]), highlight=False, markup=False, soft_wrap=True)
-
-
-def _ms(record: Record, name: str) -> str:
-    return f"{record.median(name) * 1e3:.2f}" if name in record.timings else "-"

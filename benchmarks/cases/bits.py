@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from cases import ggml, int4pack, nbits
+from cases.columns import headed
 from cases.records import machine_line
 from twofour import measure
 from twofour.errors import DataError, MeasureError
@@ -240,10 +240,8 @@ def giga_operations(record: Record) -> float:
 
 def show(records: Sequence[Record], console: Console) -> None:
     """Print a row per size and pair of widths: the fastest row, its ratios, and its operations a second."""
-    table = Table(box=None, pad_edge=False)
     heads = ("shape", "weights", "tokens", "widths", "fastest", "ms", f"{BYTES} ms", "ratio", f"{INT_MM} ms", "ratio")
-    for index, head in enumerate((*heads, "peer", "ms", "ratio", "GOP/s", "bitnet.cpp's")):
-        table.add_column(head, justify="right" if index > 4 else "left")
+    table = headed((*heads, "peer", "ms", "ratio", "GOP/s", "bitnet.cpp's"), words=5)
     for record in records:
         best = fastest(record)
         ours = record.median(best)

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 import twofour
 from cases.bits import widths_of
+from cases.columns import headed
 from cases.records import machine_line
 from models import Subject
 from models.llama import LlamaStep
@@ -141,12 +141,8 @@ def _first(answer: Any) -> Tensor:
 
 def show(records: Sequence[Record], console: Console) -> None:
     """Print a line per net and pair of widths: tokens a second of each, and the ratios to ours."""
-    table = Table(box=None, pad_edge=False)
     names = INT8, FLOAT, EAGER
-    for index, head in enumerate(
-        ("net", "widths", "tokens", OURS, *(cell for name in names for cell in (name, "ratio")))
-    ):
-        table.add_column(head, justify="right" if index > 1 else "left")
+    table = headed(("net", "widths", "tokens", OURS, *(cell for name in names for cell in (name, "ratio"))), words=2)
     for record in records:
         tokens, ours = int(str(record.meta["tokens"])), record.median(OURS)
         table.add_row(

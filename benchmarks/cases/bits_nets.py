@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 import twofour
 from cases.bits import widths_of
+from cases.columns import headed
 from cases.records import machine_line
 from models import Subject
 from twofour import measure, quantization
@@ -122,11 +122,7 @@ def _compiled(name: str, widths: str, x: Tensor, state: object) -> nn.Module:
 
 def show(records: Sequence[Record], console: Console) -> None:
     """Print a line per net, batch and pair of widths: milliseconds, and the ratio to each peer."""
-    table = Table(box=None, pad_edge=False)
-    for index, head in enumerate(
-        ("net", "widths", "batch", f"{OURS} ms", f"{INT8} ms", "ratio", f"{FLOAT} ms", "ratio")
-    ):
-        table.add_column(head, justify="right" if index > 1 else "left")
+    table = headed(("net", "widths", "batch", f"{OURS} ms", f"{INT8} ms", "ratio", f"{FLOAT} ms", "ratio"), words=2)
     for record in records:
         ours = record.median(OURS)
         against = [cell for name in (INT8, FLOAT) for cell in (1e3 * record.median(name), record.median(name) / ours)]

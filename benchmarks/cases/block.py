@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from cases import linear
+from cases.columns import headed
 from cases.records import machine_line
 from cases.shapes import Shape
 from twofour import measure
@@ -136,7 +136,6 @@ def ratios(record: Record) -> tuple[float, float | None]:
 
 def show(records: Sequence[Record], console: Console) -> None:
     """Print a row per weight and token count: the times of both sides, and their ratios."""
-    table = Table(box=None, pad_edge=False)
     heads = (
         "shape",
         "pattern",
@@ -148,8 +147,7 @@ def show(records: Sequence[Record], console: Console) -> None:
         "peer/blocks",
         "dense is",
     )
-    for index, head in enumerate(heads):
-        table.add_column(head, justify="right" if index > 2 else "left")
+    table = headed(heads, words=3)
     for record in records:
         dense = linear.baseline(str(record.meta["dtype"]), list(record.timings))
         fastest = min(dense, key=record.median)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from safetensors.torch import save_file
 from torch import Tensor
 
 import twofour
+from cases.columns import headed
 from cases.table import machine_line
 from twofour import measure, patterns
 from twofour.checker import Report
@@ -110,11 +110,8 @@ def verify(report: Report, content: str) -> None:
 
 def show(records: Sequence[Record], console: Console) -> None:
     """Print a table."""
-    table = Table(box=None, pad_edge=False)
-    for index, name in enumerate(
-        ("dtype", "content", "threads", "check GB/s", "copy GB/s", "groups and zeros in torch GB/s")
-    ):
-        table.add_column(name, justify="left" if index < 2 else "right")
+    heads = "dtype", "content", "threads", "check GB/s", "copy GB/s", "groups and zeros in torch GB/s"
+    table = headed(heads, words=2)
     for record in records:
         size = float(str(record.meta["bytes"])) / 1e9
         speeds = [f"{size / record.median(n):.2f}" if n in record.timings else "-" for n in (CHECK, READ, TORCH)]

@@ -17,9 +17,9 @@ from typing import Any, cast
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from cases import embedders
+from cases.columns import headed
 from cases.embedders import Setting, loaded
 from cases.records import listed, machine_line
 from models.encoder import PACKAGE
@@ -175,10 +175,8 @@ def _weights() -> Path:
 def show(records: Sequence[Record], console: Console) -> None:
     """Print a line per engine: sentences a second of each cell, how many times torch's, and Spearman."""
     names = [name for name in (*PEERS, *OURS) if any(name in record.timings for record in records)]
-    table = Table(box=None, pad_edge=False)
     heads = [f"{record.meta['sentences']}, {record.threads} threads" for record in records]
-    for index, head in enumerate(("engine", *heads, "Spearman")):
-        table.add_column(head, justify="right" if index else "left")
+    table = headed(("engine", *heads, "Spearman"))
     for name in names:
         table.add_row(name, *(speed(record, name) for record in records), quality(records, name))
     console.print("sentences a second, and how many times torch's", highlight=False)

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor, fx, nn
 
+from cases.columns import headed
 from cases.linear import Layer
 from cases.records import machine_line
 from cases.shapes import Shape
@@ -98,9 +98,7 @@ class Bench:
 
 def show(records: Sequence[Record], console: Console) -> None:
     """Print microseconds of a call by each program."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("call", "python us", "native us", "times faster"):
-        table.add_column(name, justify="left" if name == "call" else "right")
+    table = headed(("call", "python us", "native us", "times faster"))
     for record in records:
         python, native = (1e6 * record.undisturbed(name) / LENGTH for name in ("python", "native"))
         table.add_row(str(record.meta["shape"]), f"{python:.2f}", f"{native:.2f}", f"{python / native:.1f}")

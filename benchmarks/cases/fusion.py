@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from cases import counts
+from cases.columns import headed, milliseconds, show_missing
 from cases.models import (
     DENSE,
     EAGER,
@@ -113,7 +113,7 @@ def _over(record: Record, name: str, best: float | None) -> float | None:
 
 def show(records: Sequence[Record], console: Console) -> None:
     """Print milliseconds, kernels and bytes of each model, then the means of the ratios."""
-    _print(console, "milliseconds per call, medians", TIMED, records, lambda r, name: _ms(r, name))
+    _print(console, "milliseconds per call, medians", TIMED, records, lambda r, name: milliseconds(r, name, 1))
     counted = (UNFROZEN, INDUCTOR, ORT, *OURS.values())
     _print(console, "kernels of a run", counted, records, lambda r, name: _fact(r, "kernels", name, "all", 1))
     held = (EAGER, UNFROZEN, INDUCTOR, LAYERS, *OURS.values())
@@ -134,9 +134,7 @@ def show(records: Sequence[Record], console: Console) -> None:
             console.print(
                 f"{name}: geometric mean {geometric_mean(values):.2f}, worst {max(values):.2f}", highlight=False
             )
-    for record in records:
-        for name, reason in _facts(record, "missing").items():
-            console.print(f"not built: {record.meta['model']}: {name}: {reason}", highlight=False, markup=False)
+    show_missing(records, lambda record: str(record.meta["model"]), console)
     console.print(machine_line(records[-1]), highlight=False, markup=False, soft_wrap=True)
 
 
@@ -148,9 +146,7 @@ def _print(
     cell: Callable[[Record, str], str],
 ) -> None:
     console.print(f"\n{title}", style="bold")
-    table = Table("model", box=None, pad_edge=False)
-    for name in names:
-        table.add_column(name, justify="right")
+    table = headed(("model", *names))
     for record in records:
         table.add_row(str(record.meta["model"]), *(cell(record, name) for name in names))
     console.print(table)
@@ -171,10 +167,6 @@ def _fact(record: Record, name: str, runtime: str, key: str, unit: float) -> str
         if unit == 1
         else f"{found[key] / unit:.1f}"
     )
-
-
-def _ms(record: Record, name: str) -> str:
-    return f"{record.median(name) * 1e3:.1f}" if name in record.timings else "-"
 
 
 def _two(value: float | None) -> str:

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 import twofour
+from cases.columns import headed
 from cases.decoder_step import DecoderStep, StepLoop, sharing, with_linears
 from cases.records import machine_line
 from twofour import engines, measure
@@ -184,9 +184,7 @@ def _same(runs: dict[str, Callable[[], Tensor]], references: dict[str, Callable[
 
 def show(records: Sequence[Record], console: Console) -> None:
     """Print tokens a second, and how many times those of the best dense candidate they are."""
-    table = Table(box=None, pad_edge=False)
-    for index, name in enumerate(("model", "dtype", "threads", "engine", "tokens/s", "times best dense")):
-        table.add_column(name, justify="right" if index > 3 else "left")
+    table = headed(("model", "dtype", "threads", "engine", "tokens/s", "times best dense"), words=4)
     for record in records:
         for name in record.timings:
             tokens, times = rate(record, name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 
+from cases.columns import headed, milliseconds
 from cases.models import DENSE, DENSE_STATIC, OPENVINO, PEERS, SPARSE, SPARSE_STATIC
 from cases.records import machine_line
 from twofour.measure import Record
@@ -35,16 +35,12 @@ def figures(record: Record) -> dict[str, float | None]:
 def show_models(records: Sequence[Record], console: Console) -> None:
     """Print milliseconds of each runtime, then the figures, then what is missing and why."""
     console.print("\nmilliseconds per call, medians; - where a runtime has no such model", style="bold")
-    table = Table(box=None, pad_edge=False)
-    for index, name in enumerate(COLUMNS):
-        table.add_column(name, justify="right" if index > 1 else "left")
+    table = headed(COLUMNS, words=2)
     for record in records:
-        table.add_row(*_case(record), *(_ms(record, name) for name in (*PEERS, *OURS)), *_quality(record))
+        table.add_row(*_case(record), *(milliseconds(record, name) for name in (*PEERS, *OURS)), *_quality(record))
     console.print(table)
     console.print("\ntimes of the first over the second; below 1 the first is faster", style="bold")
-    table = Table(box=None, pad_edge=False)
-    for index, name in enumerate((*COLUMNS[:4], *FIGURES, "best peer")):
-        table.add_column(name, justify="right" if index > 1 else "left")
+    table = headed((*COLUMNS[:4], *FIGURES, "best peer"), words=2)
     for record in records:
         values = (f"{value:.2f}" if value else "-" for value in figures(record).values())
         table.add_row(*_case(record), *values, record.fastest(record.baseline) if record.baseline else "-")
@@ -58,10 +54,6 @@ def show_models(records: Sequence[Record], console: Console) -> None:
 
 def _case(record: Record) -> tuple[str, ...]:
     return (*(str(record.meta[name]) for name in ("model", "dtype", "batch")), str(record.threads))
-
-
-def _ms(record: Record, name: str) -> str:
-    return f"{record.median(name) * 1e3:.2f}" if name in record.timings else "-"
 
 
 def _quality(record: Record) -> tuple[str, str, str]:

@@ -18,8 +18,8 @@ from statistics import quantiles
 from typing import Any, cast
 
 from rich.console import Console
-from rich.table import Table
 
+from cases.columns import headed
 from cases.peak_child import CONVERT, EXPORT, RUNTIMES, TYPES
 from cases.records import machine_line
 from models.memory import MEMORY
@@ -94,9 +94,7 @@ def _of(meta: Mapping[str, Any]) -> Callable[[str], tuple[int, int]]:
 def show(records: Sequence[Record], console: Console) -> None:
     """Print the megabytes."""
     heads, *rows = lines(records)
-    table = Table(box=None, pad_edge=False)
-    for index, head in enumerate(heads):
-        table.add_column(head, justify="right" if index else "left")
+    table = headed(heads)
     for row in rows:
         table.add_row(*row)
     console.print(table)

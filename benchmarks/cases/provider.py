@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 import twofour
+from cases.columns import headed
 from cases.records import machine_line
 from models import Subject
 from models.encoder import SEQUENCE, minilm
@@ -147,9 +147,7 @@ def _by_c(path: Path, length: int, threads: int, runs: int = 100) -> dict[str, f
 
 def show(records: Sequence[Record], console: Console) -> None:
     """Print milliseconds and ratios."""
-    table = Table(box=None, pad_edge=False)
-    for index, name in enumerate(HEADS):
-        table.add_column(name, justify="right" if index else "left")
+    table = headed(HEADS)
     for record in records:
         table.add_row(*line(record))
     console.print(table)

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 import twofour
+from cases.columns import headed
 from cases.records import listed, machine_line
 from models import Subject
 from models.encoder import minilm
@@ -141,10 +141,8 @@ def _padded(call: Callable[[], Any]) -> Any:
 
 def show(records: Sequence[Record], console: Console) -> None:
     """Print milliseconds, packed over padded, and over the fastest runtime."""
-    table = Table(box=None, pad_edge=False)
     names = ("lengths", "dtype", "batch", "threads", "real", "candidate", "ms", "over its padded", "over the best peer")
-    for index, name in enumerate(names):
-        table.add_column(name, justify="right" if index > 5 else "left")
+    table = headed(names, words=6)
     for record in records:
         best = min((record.undisturbed(name) for name in record.baseline), default=None)
         share = f"{int(str(record.meta['tokens'])) / int(str(record.meta['places'])):.0%}"

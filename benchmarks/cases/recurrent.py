@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 import twofour
+from cases.columns import headed
 from cases.records import machine_line
 from twofour import masks
 from twofour.errors import TwofourError
@@ -277,9 +277,7 @@ def show(records: Sequence[Record], console: Console) -> None:
     """Print a line per layer: microseconds a step of each candidate, and ours against the best float32 peer."""
     names = list(dict.fromkeys(name for record in records for name in record.timings))
     names = [name for name in names if not name.endswith("(again)")]
-    table = Table(box=None, pad_edge=False)
-    for index, name in enumerate(("layer", "units", "steps", *names)):
-        table.add_column(name, justify="right" if index else "left")
+    table = headed(("layer", "units", "steps", *names))
     for record in records:
         facts = [str(record.meta[key]) for key in ("model", "shape", "tokens")]
         table.add_row(*facts, *(text_of(record, name) for name in names))

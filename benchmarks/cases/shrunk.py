@@ -13,11 +13,11 @@ from functools import partial
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 import twofour
 from cases import models
+from cases.columns import headed
 from cases.models import DENSE, OPENVINO, Builders, Side, compiled
 from cases.records import machine_line
 from models import BUILDERS, Subject
@@ -99,9 +99,7 @@ def line(record: Record) -> list[str]:
 
 def show(records: Sequence[Record], console: Console) -> None:
     """Print a line per model and budget."""
-    table = Table(box=None, pad_edge=False)
-    for index, head in enumerate(("model, budget", *HEADS)):
-        table.add_column(head, justify="right" if index else "left")
+    table = headed(("model, budget", *HEADS))
     for record in records:
         table.add_row(*line(record))
     console.print(table)

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cases import mask
+from cases.columns import headed, milliseconds, show_missing
 from cases.records import machine_line
 from twofour.measure import Record, geometric_mean
 
@@ -49,17 +50,11 @@ def show_lines(
     records: Sequence[Record], heads: Sequence[str], line: Callable[[Record], list[str]], console: Console
 ) -> None:
     """Print a line per cell under `heads`, of which the first two are words, then what was not built and why."""
-    table = Table(box=None, pad_edge=False)
-    for index, head in enumerate(heads):
-        table.add_column(head, justify="right" if index > 1 else "left")
+    table = headed(heads, words=2)
     for record in records:
         table.add_row(*line(record))
     console.print(table)
-    for record in records:
-        missing = record.meta["missing"]
-        assert isinstance(missing, dict), missing
-        for name, reason in missing.items():
-            console.print(f"not built: {line(record)[0]}: {name}: {reason}", markup=False, soft_wrap=True)
+    show_missing(records, lambda record: line(record)[0], console)
     console.print(machine_line(records[-1]), highlight=False, markup=False, soft_wrap=True)
 
 
@@ -76,16 +71,14 @@ def show_mask(records: Sequence[Record], console: Console) -> None:
     """Print the times of the mask, and of mask and pack in one pass, beside copying and torch.topk."""
     _heading("2:4 mask of float32 weights; compress: mask and pack in one pass", console)
     names = (mask.MASK, mask.COMPRESS, mask.COPY, mask.CLONE, mask.TOPK)
-    table = Table(box=None, pad_edge=False)
     head = ("shape", "threads", *(f"{name} ms" for name in names), *(column for column, _, _ in MASK_COLUMNS))
-    for index, name in enumerate((*head, "GB/s read")):
-        table.add_column(name, justify="right" if index else "left")
+    table = headed((*head, "GB/s read"))
     for record in records:
         rows, columns = map(int, str(record.meta["shape"]).split("x"))
         table.add_row(
             str(record.meta["shape"]),
             str(record.threads),
-            *(f"{record.median(name) * 1e3:.3f}" if name in record.timings else "-" for name in names),
+            *(milliseconds(record, name, 3) for name in names),
             *(_times([record], ours, other) for _, ours, other in MASK_COLUMNS),
             f"{rows * columns * 4 / record.median(mask.MASK) / 1e9:.1f}",
         )
@@ -133,10 +126,8 @@ def _heading(text: str, console: Console) -> None:
 
 def _ratios(records: Sequence[Record]) -> Table:
     shapes = list(dict.fromkeys(str(record.meta["shape"]) for record in records))
-    table = Table(box=None, pad_edge=False)
     plain_name = records[0].baseline[0]
-    for index, name in enumerate(("tokens", *shapes, "geomean", f"to {plain_name}")):
-        table.add_column(name, justify="right" if index else "left")
+    table = headed(("tokens", *shapes, "geomean", f"to {plain_name}"))
     for tokens in sorted({int(str(record.meta["tokens"])) for record in records}):
         row = {str(record.meta["shape"]): record for record in records if record.meta["tokens"] == tokens}
         ratios = {shape: best_ratio(record) for shape, record in row.items()}

@@ -11,8 +11,8 @@ from functools import partial
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
+from cases.columns import headed
 from cases.linear import Layer
 from cases.records import machine_line
 from cases.shapes import Shape
@@ -86,10 +86,8 @@ def _calls(source: str, call: Callable[[], object]) -> None:
 
 def show(records: Sequence[Record], console: Console) -> None:
     """Print microseconds of a call by each source, and how many times longer than by the first the others take."""
-    table = Table(box=None, pad_edge=False)
     keys, others = ("shape", "tokens", "threads", "beside"), [f"{name}/{SOURCES[0]}" for name in SOURCES[1:]]
-    for index, name in enumerate((*keys, *(f"{name} us" for name in SOURCES), *others, "noise")):
-        table.add_column(name, justify="right" if index else "left")
+    table = headed((*keys, *(f"{name} us" for name in SOURCES), *others, "noise"))
     for record in records:
         table.add_row(
             *(str(record.meta[name]) for name in keys),
