@@ -141,6 +141,7 @@ AGAIN = (
     Arm("4:8", "magnitude", again=True),
     Arm("1:4", "magnitude", again=True),
     Arm("8:2:8", "magnitude", again=True),
+    Arm("2:4+25%", AUTO, again=True),
 )
 
 

@@ -1,5 +1,6 @@
 """The results page: its arithmetic, its records, and that an experiment's rows are what they say."""
 
+import dataclasses
 import json
 
 import pytest
@@ -155,16 +156,37 @@ def test_the_page_says_which_goal_is_missed():
 
     default, random = Arm("2:4", "default", again=True), Arm("2:4", "random", again=True)
 
-    def said(of, name, higher):
-        found = {arm.key: [Row(arm.key, 0, 60.0, 60.0, value, 1.0, 1, "abc")] for arm, value in of.items()}
+    def said(of, name, higher, spread=(0.0,)):
+        found = {
+            arm.key: [Row(arm.key, n, 60.0, 60.0, value + n * by, 1.0, 1, "abc") for n, by in enumerate(spread)]
+            for arm, value in of.items()
+        }
+        found[CONTROL.key] = [dataclasses.replace(row, value=of[CONTROL]) for row in found[CONTROL.key]]
         return page._goal(list(of), found, {"name": name, "higher": higher})
 
     worse, near = {CONTROL: 58.0, default: 60.0, random: 99.0}, {CONTROL: 58.0, default: 58.5}
     assert said(worse, "perplexity", False) == ["Goal of +0.5: missed by 2:4 default (+2.00).\n"]
     assert said(near, "perplexity", False) == ["Goal of +0.5: met by 2:4 default.\n"]
-    assert said(worse, "accuracy", True) == ["Goal of -0.2: met by 2:4 default.\n"]
-    assert said({CONTROL: 58.0, default: 57.7}, "accuracy", True) == ["Goal of -0.2: missed by 2:4 default (-0.30).\n"]
+    one = " No interval below ± 0.4: 2:4 default (one seed).\n"
+    assert said(worse, "accuracy", True) == [f"Goal of -0.2: met by 2:4 default.{one}"]
+    low = {CONTROL: 58.0, default: 57.7}
+    assert said(low, "accuracy", True) == [f"Goal of -0.2: missed by 2:4 default (-0.30).{one}"]
+    assert said(low, "accuracy", True, (0.0, 0.0, 0.0)) == ["Goal of -0.2: missed by 2:4 default (-0.30).\n"]
+    # differences -0.3, -0.1, 0.1: deviation 0.2, half the interval 4.303 * 0.2 / sqrt(3)
+    wide = " No interval below ± 0.4: 2:4 default (± 0.50).\n"
+    assert said(low, "accuracy", True, (0.0, 0.2, 0.2)) == [f"Goal of -0.2: met by 2:4 default.{wide}"]
     assert said(near, "bits per character", False) == []
+
+
+def test_the_page_says_which_of_two_stands():
+    import page
+    from arms import AGAIN
+    from records import Row
+
+    arm = next(arm for arm in AGAIN if arm.own)
+    rows = [Row(arm.key, n, 60.0, 60.0, 60.0, 1.0, 1, "abc", control=60.0, instead=n > 0) for n in range(3)]
+    said = "2:4 default, its own control: the control, pruned last, stands in 2 of 3 seeds.\n"
+    assert page._stood([arm], {arm.key: rows}) == [said]
 
 
 def test_spearman_is_scipys():
