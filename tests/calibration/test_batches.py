@@ -57,6 +57,30 @@ def test_the_last_batch_is_cut_and_no_further_one_is_read() -> None:
     assert len(batches[1].inputs["mask"]) == len(batches[1].target) == 2
 
 
+class Encoder(nn.Module):
+    def forward(self, input_ids, attention_mask=None, *, extra=None):
+        return input_ids
+
+
+def test_a_mask_among_positional_inputs_is_known_by_the_name_that_forward_has_for_it() -> None:
+    """A loader of ((ids, mask), target): what the mask hides was counted, a third of the rows of short texts."""
+    ids, mask = torch.ones(4, 2, dtype=torch.long), torch.tensor([[1, 0]]).repeat(4, 1)
+    for data in ([((ids, mask), Y)], [Batch((ids, mask), Y)]):
+        (batch,) = take(Encoder(), data, 3, paired=True)
+        assert set(batch.inputs) == {"input_ids", "attention_mask"} and len(batch.target) == 3
+        assert batch.tokens is not None and batch.tokens.sum() == 3
+    assert isinstance(take(Encoder(), [(ids, mask, ids)], 4)[0].inputs, tuple), (
+        "more than forward takes: the call tells"
+    )
+    assert isinstance(take(Two(), [Batch((ids, mask))], 4)[0].inputs, tuple), "no mask by these names"
+
+    class Any(nn.Module):
+        def forward(self, *attention_mask):
+            return attention_mask[0]
+
+    assert isinstance(take(Any(), [Batch((ids, mask))], 4)[0].inputs, tuple)
+
+
 @pytest.mark.parametrize(
     ("name", "mask", "expected"),
     [

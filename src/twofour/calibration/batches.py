@@ -165,7 +165,30 @@ def items(data: Any) -> Iterator[Any]:
 
 
 def read(model: nn.Module, item: Any, paired: bool = False) -> Batch:
-    """Return an item of data as a batch: `take` says how its inputs are told from its target."""
+    """Return an item of data as a batch: `take` says how its inputs are told from its target.
+
+    Positional inputs of which one is a mask of tokens, by the name that the model's forward has for it, become keyword
+    arguments, so that what it hides does not count.
+    """
+    batch = _parted(model, item, paired)
+    inputs = _named(model, batch.inputs)
+    return batch if inputs is batch.inputs else Batch(inputs, batch.target)
+
+
+def _named(model: nn.Module, inputs: Any) -> Any:
+    """Return a tuple as keyword arguments where the forward's names tell a mask of tokens; all else as it is."""
+    if not isinstance(inputs, tuple | list):
+        return inputs
+    try:
+        signature = inspect.signature(model.forward)
+        given = signature.bind(*inputs).arguments
+    except (TypeError, ValueError):  # they do not fit, which the call tells, or there is no signature
+        return inputs
+    nameable = all(signature.parameters[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for name in given)
+    return given if nameable and Batch(given).tokens is not None else inputs
+
+
+def _parted(model: nn.Module, item: Any, paired: bool) -> Batch:
     if isinstance(item, Batch):
         return item
     if not isinstance(item, tuple | list) or len(item) != 2:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from twofour import calls
-from twofour.calibration import Batch
+from twofour.calibration import Batch, read
 from twofour.errors import TrainingError
 from twofour.reconstruction.distances import counted, relative
 from twofour.training import randomness
@@ -235,7 +235,7 @@ class Taught:
             with calls.evaluating(self.teacher), torch.no_grad(), observed, randomness.undisturbed():  # the loader's
                 answer = self._answered(call(self.teacher, to_device(inputs, device)), target)
             states = tuple(seen[name] for name, _ in self._layers if name in seen)
-            tokens = Batch(inputs).tokens
+            tokens = read(self.teacher, Batch(inputs)).tokens
             if tokens is not None and not tokens.all():
                 yield inputs, (target, answer, states, tokens)
             else:
