@@ -82,8 +82,8 @@ def prune(
             pairs (input, target). A tuple of two is a pair if there is a loss, or if the model's forward can be called
             with one argument; else its entries are two arguments. Tokens that an attention mask hides do not count.
         loss: `loss(output, target)`, for "taylor" and "learned".
-        samples: How many samples of `data` are used. Default: 128; for criteria that rank by inputs as many more as
-            give every weight eight rows for each of its inputs. A warning says what was not used.
+        samples: How many samples of `data` are used, spread over a list. Default: 128; for criteria that rank by inputs
+            as many more as give weights eight rows an input, and up to 1,024 to reconstruct by where those cost little.
         progress: Show a progress bar while calibrating, on a terminal.
         permute: Search for an order of the channels that the patterns fit better and put the model in it first; its
             outputs stay what they were. With data the weights are pruned in both orders, and the one whose outputs lose
@@ -117,10 +117,11 @@ def prune(
     recipe = _recipe(pattern, criterion, data, skip=skip, eligibility=eligibility)
     criteria.require_given(recipe.criterion, data, loss)
     assignment = _assigned(model, recipe)
-    data = _taken(model, assignment, recipe.criterion, data, samples, loss)
+    asked = False if reconstruct is None and not (unnamed and data is not None) else reconstruct
+    wanted = partial(criteria.wanted, criterion=recipe.criterion, cheap=asked is not False)
+    data = _taken(model, assignment, wanted if samples is None else samples, data, loss)
     example = _traced_on(model, assignment, example, data) if permute else example
     _log_criterion(recipe.criterion, unnamed=unnamed, data=data)
-    asked = False if reconstruct is None and not (unnamed and data) else reconstruct
     attach = partial(_attach, model, reconstruction.prepared(model, data, asked=asked, progress=progress))
     given: dict[str, Any] = {"data": data, "samples": sum(batch.samples for batch in data or ()) or criteria.SAMPLES}
     scores = partial(criteria.importance, model, criterion=recipe.criterion, **given)
@@ -284,15 +285,14 @@ def _permute(
 
 
 def _taken(
-    model: nn.Module, assignment: Assignment, criterion: Criterion, data: Any, samples: int | None, loss: Any
+    model: nn.Module, assignment: Assignment, samples: int | Callable[..., Any], data: Any, loss: Any
 ) -> list[calibration.Batch] | None:
     """Return the samples that are used, and say which are not: aloud where nobody asked for a number."""
     if data is None:
         return None
     criteria.require_unsharded(assignment.weights)
-    tell = _log.warning if samples is None and isinstance(data, Sized) else _log.info  # a stream goes on
-    wanted = criteria.wanted(model, [weight for weight, _ in assignment.weights], criterion)
-    count = wanted if samples is None else samples
+    tell = _log.warning if callable(samples) and isinstance(data, Sized) else _log.info  # a stream goes on
+    count = samples(model, [weight for weight, _ in assignment.weights]) if callable(samples) else samples
     taken = calibration.take(model, data, count, paired=loss is not None, tell=tell)
     _log.info("calibrated on %d samples", sum(batch.samples for batch in taken))
     return taken

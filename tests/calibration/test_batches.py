@@ -1,5 +1,7 @@
 """What `data` may be: batches and pairs in every form, cut to the samples asked for."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -55,6 +57,25 @@ def test_the_last_batch_is_cut_and_no_further_one_is_read() -> None:
     batches = take(Optional(), endless(), 6)
     assert [len(batch.inputs["a"]) for batch in batches] == [4, 2]
     assert len(batches[1].inputs["mask"]) == len(batches[1].target) == 2
+
+
+def test_samples_of_a_list_are_spread_over_it() -> None:
+    """The first ones may be all of a kind: sentences by where they come from, images by their class."""
+    for count, samples in ((1, 3), (2, 3), (3, 5), (9, 12), (10, 40), (16, 15), (100, 50)):
+        data = [torch.arange(4.0 * number, 4.0 * number + 4)[:, None] for number in range(count)]
+        kept = torch.cat([batch.inputs for batch in take(nn.Identity(), data, samples)]).flatten()
+        assert kept.tolist() == sorted(set(kept.tolist())) and len(kept) == min(samples, 4 * count), "each once"
+        batches = kept.div(4, rounding_mode="floor").unique()
+        if count >= 9:
+            assert batches.diff().max() <= 2 * math.ceil(count / len(batches)), "no great gap"
+        if samples >= 4 * count:
+            assert torch.equal(kept, torch.arange(4.0 * count))
+    (one,) = take(nn.Identity(), torch.arange(100.0)[:, None], 10)
+    assert one.inputs.flatten().tolist() == [*range(0, 100, 10)]
+    (masked,) = take(Two(), [{"a": X, "b": torch.ones(5)}], 2)
+    assert masked.inputs["a"].tolist() == X[::2].tolist() and len(masked.inputs["b"]) == 5
+    walked = take(nn.Identity(), iter([X, X + 100, X + 200]), 6)
+    assert [batch.inputs[0, 0].item() for batch in walked] == [0, 100], "what can only be walked: the first"
 
 
 class Encoder(nn.Module):

@@ -1,6 +1,8 @@
 """What prune takes where no criterion is named, and what it says of data that it does not use."""
 
+import itertools
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -81,11 +83,17 @@ def test_what_the_data_do_not_show_is_pruned_by_magnitude_with_a_warning(caplog:
 
 def test_data_that_are_not_used_are_named(caplog: pytest.LogCaptureFixture) -> None:
     """One row a sample and 32 inputs at most: 8 x 32 samples; a criterion that ranks by no inputs takes 128."""
-    twofour.prune(model(), "2:4", data=batches(9, 50))
-    assert "calibrated on the first 256 samples; not used: 44 samples of batch 6 and 3 of 9 batches" in caplog.text
+    twofour.prune(model(), "2:4", data=batches(9, 50), reconstruct=False)
+    assert (
+        "calibrated on 256 samples spread over the data; not used: 44 samples of batch 2 and 3 of 9 batches"
+        in caplog.text
+    )
     caplog.clear()
     twofour.prune(model(), "2:4", data=batches(5, 50), criterion="magnitude")
-    assert "calibrated on the first 128 samples; not used: 22 samples of batch 3 and 2 of 5 batches" in caplog.text
+    assert (
+        "calibrated on 128 samples spread over the data; not used: 22 samples of batch 3 and 2 of 5 batches"
+        in caplog.text
+    )
     caplog.clear()
     twofour.prune(model(), "2:4", data=batches(5, 50), samples=50)
     assert not caplog.text, "whoever gives a number knows"
@@ -100,7 +108,7 @@ def test_as_many_samples_as_give_each_weight_rows(caplog: pytest.LogCaptureFixtu
     weights = walk(wide).weights
 
     def wanted(model: nn.Module, inputs: object) -> int:
-        return calibration.enough(model, walk(model).weights, 128, Batch(inputs))
+        return calibration.Enough(model, walk(model).weights, 128)(Batch(inputs))
 
     class Masked(nn.Module):
         def __init__(self) -> None:
@@ -115,8 +123,54 @@ def test_as_many_samples_as_give_each_weight_rows(caplog: pytest.LogCaptureFixtu
     assert wanted(Masked(), {"input_ids": torch.zeros(20, 2, dtype=torch.long), "attention_mask": mask}) == 8 * 64
     assert wanted(nn.Conv2d(16, 16, 3, padding=1), torch.randn(4, 16, 8, 8)) == 128
     with caplog.at_level(logging.INFO, "twofour.pruning"):
-        twofour.prune(wide, "2:4", data=[torch.zeros(50, 2, dtype=torch.long) for _ in range(8)])
+        data = [torch.zeros(50, 2, dtype=torch.long) for _ in range(8)]
+        twofour.prune(wide, "2:4", data=data, reconstruct=False)
     assert "calibrated on 256 samples" in caplog.text
+
+
+def test_what_is_reconstructed_takes_more_samples_where_they_cost_little(caplog: pytest.LogCaptureFixture) -> None:
+    """128 images are looked at by heart 75 times in 600 steps of 16; where a sample is dear they must do."""
+    data = torch.randn(1100, 16, generator=torch.Generator().manual_seed(0))
+    with caplog.at_level(logging.INFO, "twofour.pruning"):
+        twofour.prune(model(), "2:4", data=data)
+    assert "calibrated on 1024 samples" in caplog.text and "not used: 76 samples of batch 1" in caplog.text
+    net, few = nn.Conv2d(16, 16, 3, padding=1), torch.randn(2, 16, 8, 8)
+
+    def wanted(images: torch.Tensor, **options: bool) -> int:
+        return calibration.Enough(net, walk(net).weights, 128, **options)(Batch(images))
+
+    assert wanted(few) == 128 and wanted(few, cheap=True) == 1024
+    rows, work = 96 * 96, 96 * 96 * 144 * (16 + 144)
+    least = min((1 << 20) // rows, int(1e12 / work))
+    assert wanted(torch.randn(2, 16, 96, 96), cheap=True) == max(128, least) == 128
+    assert wanted(torch.randn(2, 16, 48, 48), cheap=True) == (1 << 20) // 48**2, "no more rows than that"
+
+
+def test_batches_of_other_lengths_change_the_number_of_samples() -> None:
+    """The first of a loader that sorts by length may be of short texts: what behind it is longer brings more rows."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.linear = nn.Embedding(10, 64), nn.Linear(64, 16)
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            return self.linear(self.table(input_ids))
+
+    def batch(tokens: int, padding: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        mask = torch.tensor([[1] * tokens + [0] * padding]).repeat(32, 1)
+        return torch.zeros_like(mask), mask
+
+    def taken(data: Iterable[object]) -> int:
+        shown = Masked()
+        enough = calibration.Enough(shown, walk(shown).weights, 64)
+        return sum(found.samples for found in calibration.take(shown, data, enough))
+
+    endless = itertools.repeat
+    assert taken(endless(batch(2))) == taken(endless(batch(2, 6))) == 8 * 64 // 2
+    assert taken(itertools.chain([batch(2)], endless(batch(4)))) == pytest.approx(8 * 64 / 4, abs=16)
+    assert taken(itertools.chain([batch(4)], endless(batch(2)))) == pytest.approx(8 * 64 / 2, abs=32)
+    assert taken(endless(batch(100))) == 64, "no fewer than the least"
 
 
 class Pooled(nn.Module):
@@ -135,7 +189,7 @@ class Pooled(nn.Module):
 def test_a_small_layer_of_one_row_a_sample_does_not_ask_for_data(caplog: pytest.LogCaptureFixture) -> None:
     """It asks for 1,024 samples for itself; tokens of 128 show eight rows for each of 256 inputs and more."""
     data = torch.randint(50, (150, 16), generator=torch.Generator().manual_seed(1))
-    assert calibration.enough(Pooled(), walk(Pooled()).weights, 128, Batch(data)) == 128
+    assert calibration.Enough(Pooled(), walk(Pooled()).weights, 128)(Batch(data)) == 128
     with caplog.at_level(logging.INFO, "twofour.pruning"):
         model = twofour.prune(Pooled(), "2:4", data=data, reconstruct=False)
     found = {outcome.name: outcome for outcome in outcomes(model)}

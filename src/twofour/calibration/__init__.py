@@ -1,7 +1,7 @@
 """What calibration data say about each weight's inputs: a streaming pass, block by block where there are blocks."""
 
 from twofour.calibration.batches import Batch, holding_nan, part, read, take, to_device
-from twofour.calibration.enough import enough
+from twofour.calibration.enough import Enough
 from twofour.calibration.gradients import gradients
 from twofour.calibration.held import Held, hold_back, judged
 from twofour.calibration.inputs import from_matrix, matrix
@@ -12,12 +12,12 @@ from twofour.calls import call
 __all__ = [
     "PER_INPUT",
     "Batch",
+    "Enough",
     "Held",
     "Need",
     "Statistics",
     "calibrate",
     "call",
-    "enough",
     "from_matrix",
     "gradients",
     "hold_back",

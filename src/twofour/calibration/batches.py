@@ -1,4 +1,4 @@
-"""From data to model calls: the forms an input may have, and the first samples of what a caller passes as `data`."""
+"""From data to model calls: the forms an input may have, and the samples taken of what a caller passes as `data`."""
 
 from __future__ import annotations
 
@@ -79,7 +79,10 @@ def take(
     paired: bool = False,
     tell: Callable[[str], object] | None = None,
 ) -> list[Batch]:
-    """Return the first `samples` samples (entries of the leading axis) of `data` as batches, the last one cut to fit.
+    """Return as many samples (entries of the leading axis) of `data` as batches, in their order; one is cut to fit.
+
+    Of a list of more batches they are spread over the list, whose first ones may be all of a kind, and so they are in
+    the batch that is cut; of what can only be walked they are the first.
 
     A tuple or list of two is a pair (input, target) if `paired`, or if the model's forward can be called with one
     argument; else it holds two arguments, unless its first entry is a dict of arguments for the forward, or a tuple of
@@ -88,7 +91,7 @@ def take(
     Args:
         model: Its forward decides whether a tuple of two is a pair.
         data: A batch (tensor or dict) or an iterable of batches.
-        samples: At least 1; or what tells the number when it is given the first batch.
+        samples: At least 1; or what tells the number when it is given each batch in turn, the present one included.
         paired: A tuple of two always is (input, target), because a loss wants the target.
         tell: Called with a sentence that says which data are not used, where some are not.
 
@@ -99,34 +102,64 @@ def take(
     remedy = "leave it out to use 128, as SparseGPT and Wanda do"
     if not callable(samples):
         integer_from(1, "`samples` cannot be used", DataError, remedy, samples=samples)
-    batches: list[Batch] = []
-    left = 0 if callable(samples) else samples
-    for item in items(data):
+    found: dict[int, Batch] = {}
+    have = wanted = over = 0
+    for number, item in _spread(data):
         batch = read(model, item, paired)
-        inputs, target, size = batch.inputs, batch.target, _require_samples(batch.inputs, item, len(batches) + 1)
-        if callable(samples):
-            left = samples = samples(batch)
-        if size > left:
-            inputs, target = _cut(inputs, size, left), _cut(target, size, left)
-        batches.append(Batch(inputs, target))
-        left -= size
-        if left <= 0:
+        size = _require_samples(batch.inputs, item, number)
+        wanted = samples(batch) if callable(samples) else samples
+        if (over := have + size - wanted) > 0:
+            batch = some(batch, max(size - over, 1))
+        found[number] = batch
+        have += batch.samples
+        if over >= 0:
             break
-    if not batches:
+    if not found:
         raise DataError(
             "there are no calibration data",
             got="no batch",
             wanted=PAIRS,
             remedy="an iterator can be walked only once: pass a list or a DataLoader",
         )
-    if tell is not None and (rest := _unused(data, len(batches), -left)):
-        tell(f"calibrated on the first {samples} samples; not used: {rest}. `samples` takes another number")
-    return batches
+    if tell is not None and (rest := _unused(data, len(found), next(reversed(found)), over)):
+        which = f"{have} samples spread over the data" if _is_list(data) else f"the first {have} samples"
+        tell(f"calibrated on {which}; not used: {rest}. `samples` takes another number")
+    return [found[number] for number in sorted(found)]
 
 
-def _unused(data: Any, taken: int, cut: int) -> str:
-    """Say what is left of the data after `taken` batches, of the last of which `cut` samples were not used."""
-    parts = [f"{cut} samples of batch {taken}"] if cut > 0 else []
+def _is_list(data: Any) -> bool:
+    return isinstance(data, Sequence) and not isinstance(data, str | Batch)
+
+
+def _spread(data: Any) -> Iterator[tuple[int, Any]]:
+    """Yield the items and their numbers from 1: those of a list so that each first part is spread over all of it.
+
+    The order is that of van der Corput: numbers whose bits are reversed.
+    """
+    if not _is_list(data):
+        yield from enumerate(items(data), 1)
+        return
+    bits = max(len(data) - 1, 1).bit_length()
+    for number in range(1 << bits):
+        place = int(f"{number:0{bits}b}"[::-1], 2)
+        if place < len(data):
+            yield place + 1, data[place]
+
+
+def some(batch: Batch, count: int) -> Batch:
+    """Return so many samples of a batch, spread over it; what does not count samples stays whole."""
+    size = batch.samples
+    places = torch.arange(count, device="cpu") * size // count
+
+    def picked(tensor: Tensor) -> Tensor:
+        return tensor[places.to(tensor.device)] if tensor.ndim and tensor.shape[0] == size else tensor
+
+    return Batch(_mapped(batch.inputs, picked), _mapped(batch.target, picked))
+
+
+def _unused(data: Any, taken: int, last: int, cut: int) -> str:
+    """Say what is left of the data after `taken` batches, of the `last` of which `cut` samples were not used."""
+    parts = [f"{cut} samples of batch {last}"] if cut > 0 else []
     if isinstance(data, Sized) and not isinstance(data, Tensor | Mapping) and len(data) > taken:
         parts.append(f"{len(data) - taken} of {len(data)} batches")
     return " and ".join(parts)
@@ -258,18 +291,14 @@ def _shapes(value: Any) -> str:
     return f"shape {', '.join(shapes)}"
 
 
-def _cut(value: Any, size: int, left: int) -> Any:
-    return _mapped(value, lambda tensor: tensor[:left] if tensor.ndim and tensor.shape[0] == size else tensor)
-
-
 def part(batch: Batch, start: int, stop: int) -> Batch:
     """Return the samples of a batch from one place to another; what does not count samples stays whole."""
     size = batch.samples
 
-    def some(tensor: Tensor) -> Tensor:
+    def picked(tensor: Tensor) -> Tensor:
         return tensor[start:stop] if tensor.ndim and tensor.shape[0] == size else tensor
 
-    return Batch(_mapped(batch.inputs, some), _mapped(batch.target, some))
+    return Batch(_mapped(batch.inputs, picked), _mapped(batch.target, picked))
 
 
 def _describe(value: Any) -> str:

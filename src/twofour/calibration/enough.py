@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from twofour.calibration.batches import Batch, part, to_device
+from twofour.calibration.batches import Batch, some, to_device
 from twofour.calibration.collector import Collector
 from twofour.calibration.inputs import unsupported
 from twofour.calibration.passes import calibrating, explained
@@ -30,49 +31,83 @@ pooler or a head that sees one row of a sentence, for whose sake all others woul
 MOST_ROWS = 1 << 17
 """Rows of the layer that sees most beyond which no more samples are asked for."""
 
+CHEAP_SAMPLES, CHEAP_WORK, CHEAP_ROWS = 1024, 1e12, 1 << 20
+"""Where asked for, so many samples are taken even if fewer show enough rows, as long as they are together no more
+multiply-adds of a pass and of X^T X (half a minute of a core), nor rows of the layer that sees most."""
+
 LOOK = 8
 """Samples that are run to see how many rows each weight gets of one."""
 
 
-@torch.no_grad()
-def enough(model: nn.Module, weights: Sequence[PrunableWeight], least: int, first: Batch) -> int:
-    """Return how many samples give `PER_INPUT` rows for each input to weights with `SHARE` of the values they reach.
+@dataclass(eq=False)
+class Enough:
+    """Tells how many samples give `PER_INPUT` rows for each input to weights with `SHARE` of the values they reach.
 
-    Args:
-        model: It is run once, on the first samples.
-        weights: What is to be pruned.
+    It is called with each batch that is taken: the model is run once, on a few samples of the first, and where masks
+    tell tokens from padding, longer batches behind it make the number smaller and shorter ones larger.
+
+    Attributes:
+        model: What is to be pruned.
+        weights: Its weights to prune.
         least: No fewer samples are asked for.
-        first: The first batch of the data.
-
-    Raises:
-        DataError: The model does not run on the batch.
+        cheap: Whether more are where they cost little: what follows a gradient fits few samples by heart.
     """
+
+    model: nn.Module
+    weights: Sequence[PrunableWeight]
+    least: int
+    cheap: bool = False
+    _by_first: float | None = None
+    _length: float | None = None
+    _samples: int = 0
+    _tokens: int = 0
+
+    def __call__(self, batch: Batch) -> int:
+        """Return how many samples are enough, as far as the batches up to this one tell.
+
+        Raises:
+            DataError: The model does not run on the first batch.
+        """
+        tokens = batch.tokens
+        if self._by_first is None:
+            few = some(batch, min(LOOK, batch.samples))
+            self._by_first, cheap = _enough(self.model, self.weights, few)
+            self.least = max(self.least, cheap) if self.cheap else self.least
+            self._length = None if few.tokens is None else int(few.tokens.sum()) / few.samples
+        if self._length is None or tokens is None:
+            self._length = None
+            return max(self.least, math.ceil(self._by_first))
+        self._samples, self._tokens = self._samples + batch.samples, self._tokens + int(tokens.sum())
+        longer = self._tokens / max(self._samples * self._length, 1)
+        return max(self.least, math.ceil(self._by_first / max(longer, 1e-9)))
+
+
+@torch.no_grad()
+def _enough(model: nn.Module, weights: Sequence[PrunableWeight], few: Batch) -> tuple[float, int]:
+    """Return how many samples like these few, on which the model is run, are enough, and how many cost little."""
     seen = [weight for weight in weights if not unsupported(weight)]
     if not seen:
-        return least
-    few = part(first, 0, LOOK)
+        return 0, 0
     collector = Collector(model, seen, "norms", share=False)
     collector.tokens = few.tokens
     with calibrating(model), collector.hooked(), explained():
         call(model, to_device(few.inputs, seen[0].parameter.device))
-    all_found = [(weight, collector.release(weight)) for weight in seen]
-    _say_unseen([weight.name for weight, found in all_found if not found.rows], few.samples)
+    all_found = [(weight.name, weight.parameter.numel(), collector.release(weight)) for weight in seen]
+    _say_unseen([name for name, _, found in all_found if not found.rows], few.samples)
     reached = [
-        (
-            math.ceil(PER_INPUT * found.squares.shape[-1] * few.samples / found.rows),
-            weight.parameter.numel(),
-            found.rows,
-        )
-        for weight, found in all_found
+        (found.rows / few.samples, *found.squares.shape, values)
+        for _, values, found in all_found
         if found.squares is not None and found.rows
     ]
-    wanted, left = least, SHARE * sum(values for _, values, _ in reached)
-    for samples, values, _ in sorted(reached):
+    wanted, left = 0.0, SHARE * sum(values for *_, values in reached)
+    for samples, values in sorted((PER_INPUT * inputs / rows, values) for rows, _, inputs, values in reached):
         if left <= 0:
             break
         wanted, left = samples, left - values
-    most = max((rows for *_, rows in reached), default=1)
-    return max(least, min(wanted, MOST_ROWS * few.samples // most))
+    most = max((rows for rows, *_ in reached), default=1.0)
+    work = sum(rows * (values + groups * inputs**2) for rows, groups, inputs, values in reached)
+    cheap = min(CHEAP_SAMPLES, CHEAP_ROWS / most, CHEAP_WORK / max(work, 1.0))
+    return min(wanted, MOST_ROWS / most), int(cheap)
 
 
 def _say_unseen(names: Sequence[str], samples: int) -> None:

@@ -87,7 +87,7 @@ def fitted(
     *,
     tell: Callable[[str], object] | None = None,
 ) -> list[Any]:
-    """Return the first samples as a list, in which files' floating values have the model's dtype.
+    """Return the samples to use as a list, in which files' floating values have the model's dtype.
 
     Arrays of NumPy are float64 unless somebody cared. What a function returned is left as it is. `tell` is called with
     a sentence about data that are not used.
@@ -102,7 +102,7 @@ def fitted(
     taken = take(model, data, samples, tell=tell)
     if rest and tell is not None:
         count = sum(batch.samples for batch in taken)
-        tell(f"calibrated on the first {count} texts; not used: {rest} more. --samples takes another number")
+        tell(f"calibrated on {count} texts; not used: {rest} more. --samples takes another number")
     return [batch.inputs if batch.target is None else (batch.inputs, batch.target) for batch in taken]
 
 

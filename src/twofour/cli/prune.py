@@ -218,7 +218,8 @@ def _prune_model(
     told: list[str] = []
     if data is not None:
         weights = [weight for weight, _ in recipe.assign(model).weights]
-        count = samples or wanted(model, weights, recipe.criterion)
+        cheap = unnamed if reconstruct is None else reconstruct
+        count = samples or wanted(model, weights, recipe.criterion, cheap=cheap)
         taken = calibration.fitted(data, model, count, tell=told.append)
         options = {"data": taken, "samples": sum(read(model, item).samples for item in taken)}
         told.insert(0, f"criterion: {recipe.criterion.name}, calibrated on {options['samples']} samples")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -267,12 +266,15 @@ class _Run:
         self.solved.choices.append(Choice(weight, pattern, keep, outcome))
 
 
-def wanted(model: nn.Module, weights: Sequence[PrunableWeight], criterion: Criterion) -> int | Callable[[Batch], int]:
+def wanted(
+    model: nn.Module, weights: Sequence[PrunableWeight], criterion: Criterion, *, cheap: bool = False
+) -> int | Callable[[Batch], int]:
     """Return how many samples are used where nobody says, for `calibration.take`.
 
-    `SAMPLES`, and more for criteria that rank by inputs where a sample brings few rows: see `calibration.enough`.
+    `SAMPLES`, and more for criteria that rank by inputs where a sample brings few rows, or, where all that are `cheap`
+    are asked for, where more cost little: see `calibration.Enough`.
     """
-    return partial(calibration.enough, model, weights, SAMPLES) if criterion.need in ("norms", "hessian") else SAMPLES
+    return calibration.Enough(model, weights, SAMPLES, cheap) if criterion.need in ("norms", "hessian") else SAMPLES
 
 
 def require_given(criterion: Criterion, data: Any, loss: Loss | None) -> None:

@@ -53,7 +53,7 @@ def parted(model: nn.Module, data: Any, samples: int | Callable[[Batch], int]) -
     Args:
         model: Its forward tells pairs from arguments.
         data: As `twofour.prune` takes them.
-        samples: Samples of calibration at most; or what tells the number when it is given the first batch.
+        samples: Samples of calibration at most; or what tells the number when it is given each batch in turn.
 
     Raises:
         DataError: There are fewer than `LEAST` samples, or what `calibration.take` refuses.
@@ -63,12 +63,12 @@ def parted(model: nn.Module, data: Any, samples: int | Callable[[Batch], int]) -
         integer_from(1, "`samples` cannot be used", DataError, remedy, samples=samples)
     asked: list[int] = []
 
-    def wanted(first: Batch) -> int:
-        asked.append(samples(first) if callable(samples) else samples)
-        return asked[0] + MOST_HELD
+    def wanted(batch: Batch) -> int:
+        asked.append(samples(batch) if callable(samples) else samples)
+        return asked[-1] + MOST_HELD
 
     batches = take(model, data, wanted)
-    most, total = asked[0], sum(map(rows, batches))
+    most, total = asked[-1], sum(map(rows, batches))
     if total < LEAST:
         raise DataError(
             "there are too few data to hold some of them back for judging",
