@@ -99,7 +99,9 @@ def test_sentences_calibrate(places, caplog, data):
     fast = AutoModel.from_pretrained(places["dense"], quantization_config=config)
     assert "in one shot on the data" in caplog.text
     tokenizer = AutoTokenizer.from_pretrained(places["dense"])
-    given = [data] if data is SENTENCES else [[a for a, _ in data], [b for _, b in data]]
+    alone = data is SENTENCES
+    data = sorted(data, key=len if alone else lambda pair: len(pair[0]) + len(pair[1]))  # of like length side by side
+    given = [data] if alone else [[a for a, _ in data], [b for _, b in data]]
     batch = dict(tokenizer(*given, padding=True, truncation=True, max_length=78, return_tensors="pt"))
     plain = twofour.prune(AutoModel.from_pretrained(places["dense"]), "2:4", data=[batch], progress=False)
     alike(fast, plain, calls(places["dense"]))
