@@ -30,6 +30,9 @@ from twofour.measure.timing import Candidate
 
 ROOT = Path(__file__).parent.parent
 
+# What modules beside the tests assert is told with its values, as what tests themselves assert.
+pytest.register_assert_rewrite("tests.compiler", "tests.export", "tests.kernels", "tests.training")
+
 # Read when a Triton kernel is first imported: without a GPU its interpreter runs them on CPU tensors.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
