@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.conftest import assert_undisturbed, each_row, threads
+from tests.kernels.conv_cases import assert_convolution
 from tests.kernels.sweeps.operands import Guarded
-from tests.kernels.test_nm_conv import assert_convolution
 from tests.turns import in_turn
 from twofour import native
 from twofour.errors import KernelError

@@ -7,74 +7,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.conftest import OF_FLOATS, assert_undisturbed, each_row, threads
+from tests.kernels.conv_cases import BLOCKS, DEPTHWISE, GEOMETRIES, NATIVE, ROWS, WHOLE, assert_convolution, sparse
 from tests.turns import in_turn
 from twofour import native
 from twofour.errors import KernelError, PackingError
-from twofour.kernels import convolutions, find
+from twofour.kernels import find
 from twofour.kernels.conv import ACTIVATIONS, ConvEpilogue, ConvKernel, ConvProblem, Geometry
 from twofour.kernels.dense_conv import ONEDNN_CONV, PLAIN_CONV
-from twofour.kernels.fold import fold_batch_norm
-from twofour.kernels.nm_conv import from_conv_layout, nm_conv_reference, to_conv_layout
-from twofour.kernels.nm_conv.layout import from_rows, to_rows, to_turned_rows
-from twofour.kernels.quantization import Quantization
-from twofour.kernels.window_conv import window_conv_reference
-from twofour.packing import Packed
-from twofour.patterns import parse
-
-EPSILON = torch.finfo(torch.float32).eps
-APART_ROWS = ("depthwise_conv", "block_conv", "hybrid_conv")  # of other weights: their sweeps are in sweeps/
-WHOLE = [row for row in convolutions() if row.dtype == "int8"]
-ROWS = [row for row in convolutions() if not row.close and row not in WHOLE and row.operation not in APART_ROWS]
-DEPTHWISE = [row for row in convolutions() if row.operation == "depthwise_conv"]
-NATIVE = [row for row in ROWS if row.layout == "pairs"]
-BLOCKS = [row for row in NATIVE if "blocks" in row.name]
-
-# Geometry (in and out channels, kernel, stride, before, after, dilation, groups); images, height, width.
-GEOMETRIES = [
-    (Geometry(16, 8, (1, 1)), (1, 7, 7)),
-    (Geometry(64, 33, (1, 1)), (3, 7, 7)),
-    (Geometry(512, 10, (1, 1), groups=2), (1, 24, 23)),
-    (Geometry(64, 33, (1, 1), (2, 2)), (1, 15, 14)),
-    (Geometry(64, 40, (3, 3), (1, 1), (1, 1), (1, 1)), (1, 14, 14)),
-    (Geometry(128, 130, (3, 3), (2, 2), (1, 1), (1, 1)), (1, 15, 14)),
-    (Geometry(4, 5, (3, 3), (1, 1), (1, 1), (1, 1)), (18, 5, 6)),
-    (Geometry(68, 7, (5, 5), (1, 1), (2, 2), (2, 2)), (2, 11, 9)),
-    (Geometry(12, 17, (7, 7), (2, 2), (3, 3), (3, 3)), (1, 23, 20)),
-    (Geometry(24, 12, (3, 2), (3, 1), (0, 2), (1, 0), (2, 3), 3), (2, 13, 12)),
-    (Geometry(20, 6, (1, 9), (1, 4), (0, 4), (0, 4)), (3, 1, 70)),
-    (Geometry(8, 96, (3, 3), (1, 1), (5, 5), (5, 5)), (1, 2, 2)),
-    (Geometry(32, 68, (5, 1), (1, 2), (0, 1), (0, 1), (1, 3), 4), (1, 5, 1)),
-    (Geometry(16, 8, (1, 3), (2, 2), (0, 2), (0, 2), (2, 2), 4), (2, 1, 1)),
-]
-
-APART = [
-    (Geometry(70, 70, (3, 3), (1, 1), (1, 1), (1, 1), groups=70), (2, 11, 30)),
-    (Geometry(16, 16, (5, 5), (2, 2), (1, 1), (2, 2), groups=16), (1, 14, 23)),
-    (Geometry(97, 97, (7, 7), (1, 1), (3, 3), (3, 3), groups=97), (1, 7, 7)),
-    (Geometry(5, 5, (2, 3), (3, 1), (9, 0), (9, 4), (1, 2), 5), (3, 4, 9)),
-]
-"""The same with a filter of its own for each channel."""
-
-
-def sparse(geometry: Geometry, seed: int = 0) -> Tensor:
-    shape = (geometry.out_channels, geometry.in_channels // geometry.groups, *geometry.kernel)
-    weight = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    if geometry.in_channels == geometry.groups:
-        return weight
-    return (weight * parse("2:4").project(weight.movedim(1, -1), absolute=True).movedim(-1, 1)).contiguous()
-
-
-def assert_convolution(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> None:
-    """|err| <= 4 eps K^0.5 |x||w| in norm over all outputs, against float64."""
-    want = nm_conv_reference(x.double(), weight, bias, geometry)
-    assert y.shape == want.shape
-    assert y.is_contiguous(memory_format=torch.channels_last)
-    assert torch.isfinite(y).all()
-    sizes = nm_conv_reference(x.double().abs(), weight.abs(), bias if bias is None else bias.abs(), geometry)
-    assert (y.double() - want).norm() <= 4 * EPSILON * sizes.norm()
+from twofour.kernels.nm_conv import nm_conv_reference
 
 
 def test_every_level_has_a_row() -> None:
@@ -198,55 +141,6 @@ def test_calls_from_several_threads_do_not_disturb_each_other(row: ConvKernel) -
     assert_undisturbed(lambda x: row.run(x, prepared, None, ConvProblem.of(geometry)), inputs, want)
 
 
-@given(channels=st.integers(1, 50), out=st.integers(1, 9), height=st.integers(1, 5), width=st.integers(1, 5))
-@settings(max_examples=30, deadline=None)
-def test_weights_come_back(channels: int, out: int, height: int, width: int) -> None:
-    geometry = Geometry(8 * channels, 2 * out, (height, width), groups=2)
-    weight = sparse(geometry)
-    assert torch.equal(from_rows(to_rows(weight), 4 * channels, height, width), weight)
-    for form in (torch.contiguous_format, torch.channels_last):
-        turned = to_rows(weight.transpose(0, 1).flip(2, 3))
-        assert torch.equal(to_turned_rows(weight.contiguous(memory_format=form)), turned)
-    assert torch.equal(from_conv_layout(to_conv_layout(weight, geometry), geometry).unpack(), weight)
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        nn.Conv2d(8, 4, 3, 2, 1, dilation=2),
-        nn.Conv2d(8, 4, (4, 3), padding="same", dilation=(1, 3)),
-        nn.Conv2d(8, 4, 5, padding="valid"),
-        nn.Conv1d(8, 6, 3, 2, 4, groups=2),
-        nn.Conv1d(8, 4, 4, padding="same"),
-    ],
-    ids=lambda module: module.extra_repr(),
-)
-@pytest.mark.filterwarnings("ignore:Using padding='same'")
-def test_geometry_of_torch_layers(module: nn.Conv1d | nn.Conv2d) -> None:
-    geometry = Geometry.of(module)
-    x = torch.randn(2, 8, 11, 14) if isinstance(module, nn.Conv2d) else torch.randn(2, 8, 14)
-    image = x if x.ndim == 4 else x.unsqueeze(2)
-    weight = module.weight if x.ndim == 4 else module.weight.unsqueeze(2)
-    found = nm_conv_reference(image, weight, module.bias, geometry)
-    torch.testing.assert_close(found.view(module(x).shape), module(x))
-    assert geometry.output(*image.shape[2:]) == found.shape[2:]
-
-
-def test_batch_norm_folds_and_zeros_stay() -> None:
-    conv, norm = nn.Conv2d(8, 6, 3, bias=False), nn.BatchNorm2d(6).eval()
-    conv.weight.data = sparse(Geometry(8, 6, (3, 3)))
-    norm.running_mean, norm.running_var = torch.randn(6), torch.rand(6) + 0.5
-    norm.weight.data, norm.bias.data = torch.randn(6), torch.randn(6)
-    x = torch.randn(2, 8, 7, 7)
-    for bias in (None, torch.randn(6)):
-        weight, shift = fold_batch_norm(conv.weight, bias, norm)
-        want = norm(torch.conv2d(x, conv.weight, bias))
-        torch.testing.assert_close(torch.conv2d(x, weight, shift), want, atol=1e-5, rtol=1e-5)
-        assert torch.equal(weight == 0, conv.weight == 0)
-    with pytest.raises(KernelError, match="cannot be folded"):
-        fold_batch_norm(conv.weight, None, nn.BatchNorm2d(6, track_running_stats=False))
-
-
 def test_groups_with_dilation_and_stride_never_reach_onednn_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """There it can end the process, which no `except` sees. An image of one pixel has the strides of both orders."""
     geometry, seen = Geometry(32, 68, (5, 1), (1, 2), (0, 1), (0, 1), (1, 3), 4), []
@@ -320,17 +214,6 @@ def test_products_of_a_set_without_convolutions_leave_residuals_to_portable_code
     assert {row.isa for row in rows} > {"scalar"} and all(row.residual == portable[0] for row in rows)
 
 
-@each_row(ROWS)
-def test_a_prepared_weight_is_not_the_callers_own(row: ConvKernel) -> None:
-    geometry = Geometry(16, 8, (1, 1))
-    weight = torch.randn(8, 16, 1, 1)  # dense in both orders: nothing has to move
-    weight *= parse("2:4").project(weight.movedim(1, -1), absolute=True).movedim(-1, 1)
-    prepared, want = row.prepare(nn.Parameter(weight), geometry, (1, 4, 4)), weight.clone()
-    weight.zero_()
-    found = prepared.restore()
-    assert torch.equal(found.unpack() if isinstance(found, Packed) else found, want)
-
-
 @each_row(DEPTHWISE)
 @given(channels=st.integers(1, 80), data=st.data(), activation=st.sampled_from(list(ACTIVATIONS)),
        more=st.booleans(), seed=st.integers(0, 2**31))  # fmt: skip
@@ -358,116 +241,3 @@ def test_any_depthwise_geometry(
     assert_convolution(plain, x, weight, bias, geometry)
     want = ConvEpilogue(activation).apply(plain if other is None else plain + other)
     torch.testing.assert_close(y, want, atol=1e-5, rtol=1e-5)
-
-
-RANGES = {
-    "dynamic": Quantization(),
-    "static": Quantization(0.02, 117),
-    "bytes": Quantization(0.02, 117, torch.uint8, 0.05, 20),
-    "signed bytes": Quantization(0.03, 0, torch.int8, 0.07, -9),
-    "halves": Quantization(0.02, 117, torch.bfloat16),
-}
-
-
-def assert_whole(
-    row: ConvKernel, x: Tensor, problem: ConvProblem, other: Tensor | None = None, seed: int = 0
-) -> Tensor:
-    """An int8 row gives the bits of the reference; returns its answer."""
-    geometry = problem.geometry
-    dense = torch.randn(geometry.out_channels, geometry.in_channels, *geometry.kernel)
-    weight = sparse(geometry, seed) if row.sparse else dense
-    prepared, bias = row.prepare(weight, geometry), torch.randn(geometry.out_channels) if seed % 2 else None
-    found = prepared.restore()
-    assert isinstance(found, Packed) and found.scales is not None
-    scales = found.scales.view(geometry.out_channels, -1)[:, 0]
-    whole = replace(found, scales=None).unpack()
-    y = row.run(x, prepared, bias, problem, other)
-    assert torch.equal(y, window_conv_reference(x, whole, scales, bias, problem, other)), (geometry, problem)
-    assert y.is_contiguous(memory_format=torch.channels_last)
-    return y
-
-
-@each_row(WHOLE)
-def test_whole_numbers_give_the_bits_of_the_reference(row: ConvKernel) -> None:
-    swept = 0
-    for count, (geometry, (images, height, width)) in enumerate(GEOMETRIES):
-        if row.refuses(geometry):
-            assert geometry.groups > 1
-            continue
-        swept += 1
-        x, ranged = torch.randn(images, geometry.in_channels, height, width), list(RANGES.values())[count % len(RANGES)]
-        whole = x if ranged.dynamic else (x * 50 + 128).clamp(0, 255).to(torch.uint8)
-        given, problem = (
-            (x, x.bfloat16(), whole)[count % 3],
-            ConvProblem.of(geometry, ("none", "relu", "relu6")[count % 3]),
-        )
-        other = torch.randn(images, geometry.out_channels, *geometry.output(height, width))
-        added = (None, other, other.bfloat16(), other)[count % 4]
-        with threads(1 + count % 2):
-            assert_whole(row, given, replace(problem, quantization=ranged), added, seed=count)
-    assert swept > 8
-
-
-@each_row(WHOLE)
-@given(data=st.data())
-@settings(max_examples=8, deadline=None)
-def test_any_geometry_in_whole_numbers(row: ConvKernel, data: st.DataObject) -> None:
-    def pair(least: int, most: int) -> tuple[int, int]:
-        return data.draw(st.integers(least, most)), data.draw(st.integers(least, most))
-
-    channels = data.draw(st.sampled_from([4, 12, 64, 72] if row.sparse else [1, 3, 16, 65]))
-    kernel, dilation, before, after = pair(1, 4), pair(1, 3), pair(0, 3), pair(0, 3)
-    geometry = Geometry(channels, data.draw(st.integers(1, 70)), kernel, pair(1, 4), before, after, dilation)
-    height, width = (data.draw(st.integers(d * (k - 1) + 1, 17)) for d, k in zip(dilation, kernel, strict=True))
-    ranged, seed = RANGES[data.draw(st.sampled_from(sorted(RANGES)))], data.draw(st.integers(0, 99))
-    x = torch.randn(data.draw(st.integers(0, 3)), channels, height, width) * 3
-    with threads(data.draw(st.integers(1, 3))):
-        activation = data.draw(st.sampled_from(["relu", "relu6"]))
-        assert_whole(row, x, replace(ConvProblem.of(geometry, activation), quantization=ranged), seed=seed)
-
-
-@each_row(WHOLE)
-def test_what_is_not_finite_takes_its_image_or_the_ends_of_the_range(row: ConvKernel) -> None:
-    geometry = Geometry(16, 21, (3, 3), (1, 1), (1, 1), (1, 1))
-    x, prepared = torch.randn(3, 16, 5, 6), row.prepare(sparse(geometry), geometry)
-    clean = row.run(x, prepared, None, ConvProblem.of(geometry))
-    for odd in (float("nan"), float("inf")):
-        x[1, 3, 2, 2] = odd
-        y = row.run(x, prepared, None, ConvProblem.of(geometry))
-        assert y[1].isnan().all() and torch.equal(y[::2], clean[::2])  # as a token of an int8 product
-        y = row.run(x, prepared, None, ConvProblem.of(geometry, "relu6"))
-        assert y[1].isnan().all() and torch.equal(y[::2], clean[::2].clamp(0, 6)), "a bound hides none"
-    static = replace(ConvProblem.of(geometry), quantization=RANGES["static"])
-    assert_whole(row, x, static)
-
-
-@each_row(WHOLE)
-def test_whole_weights_come_back_as_they_were_rounded(row: ConvKernel) -> None:
-    for geometry in (Geometry(64, 33, (3, 2)), Geometry(16, 200, (1, 1))):
-        weight = sparse(geometry, 7) * torch.rand(geometry.out_channels, 1, 1, 1)
-        weight[3] = 0
-        prepared = row.prepare(weight, geometry)
-        found = prepared.restore()
-        assert isinstance(found, Packed) and found.header.shape == weight.shape
-        assert ((found.unpack() - weight).abs() <= weight.abs().amax((1, 2, 3), keepdim=True) / 253).all()
-        for again in (row.prepare(found, geometry), prepared.again(found.unpack())):  # a file's, a graph's
-            assert torch.equal(again.tensor, prepared.tensor)
-        turned = row.prepare(-2 * found.unpack(), geometry)  # as a normalisation scales it
-        assert torch.equal(replace(turned.restore(), scales=None).unpack(), -replace(found, scales=None).unpack())
-
-
-def test_what_whole_numbers_cannot_read_is_refused() -> None:
-    for row in (row for row in WHOLE if row.unavailable() is None):
-        geometry = Geometry(16, 8, (3, 3))
-        prepared, problem = row.prepare(sparse(geometry), geometry), ConvProblem.of(geometry)
-        with pytest.raises(KernelError, match="operands of a convolution"):  # bytes without a range
-            row.run(torch.zeros(1, 16, 9, 9, dtype=torch.uint8), prepared, None, problem)
-        with pytest.raises(KernelError, match="bytes made for another kernel"):
-            row.run(torch.randn(1, 16, 9, 9), prepared, None, ConvProblem.of(Geometry(16, 8, (5, 5))))
-        with pytest.raises(KernelError, match="operands of a convolution"):
-            row.run(torch.randn(1, 16, 9, 9), prepared, None, problem, torch.randn(1, 8, 9, 9))
-        with pytest.raises(KernelError, match="whole numbers as inputs"):
-            row.run(torch.randn(1, 16, 9, 9), prepared, None, replace(problem, quantization=Quantization(bits=4)))
-        assert "groups" in (row.refuses(Geometry(16, 8, (3, 3), groups=2)) or "")
-        assert "int32" in (row.refuses(Geometry(1 << 16, 8, (3, 3))) or "")
-        assert (row.refuses(Geometry(6, 8, (2, 2))) is None) is not row.sparse

@@ -8,14 +8,14 @@ from dataclasses import replace
 import torch
 
 from tests.conftest import threads
+from tests.kernels.conv_cases import APART, GEOMETRIES, assert_convolution, assert_whole
+from tests.kernels.conv_cases import sparse as sparse_conv
 from tests.kernels.sweeps import products
 from tests.kernels.sweeps.operands import (
     THREADS,
     random,
 )
 from tests.kernels.sweeps.products import BLOCKS, of_blocks
-from tests.kernels.test_nm_conv import APART, GEOMETRIES, assert_convolution, assert_whole
-from tests.kernels.test_nm_conv import sparse as sparse_conv
 from twofour import native
 from twofour.kernels.bits_matmul import TERNARY, BitWeight, bipolar, twos
 from twofour.kernels.bits_matmul.conv import BitsConvProblem, bits_conv_reference, bits_conv_rows
