@@ -293,16 +293,15 @@ def _bound(product: LinearOfCodes, affine: MaybeTensor) -> float:
 
 
 def _place(module: fx.GraphModule, node: fx.Node, behind: Behind, layer: BitsLinear, index: int) -> None:
-    """Let one call stand for a Linear and what it takes over."""
-    end, args = behind.nodes[-1] if behind.nodes else node, node.args[:1]
-    problem = layer.problem
+    """Let one call, in the place of the last node, stand for a Linear and what it takes over."""
+    taken = [node, *behind.nodes]
+    end, args, problem = taken[-1], node.args[:1], layer.problem
     if behind.combine != "none":
-        at = ([node, *behind.nodes])[-2]
-        args = *args, next(one for one in end.args if one is not at)
+        args = *args, next(one for one in end.args if one is not taken[-2])
     if isinstance(problem, BitsProblem) and problem.answer is not None:
         seen = value(end)
         end.meta["val"] = seen.new_empty((*seen.shape[:-1], problem.rows + 1), dtype=torch.uint8)
     end.args, end.kwargs = args, {}
     place(module, end, f"bits_linear_{index}", layer)
-    for one in reversed([node, *behind.nodes[:-1]] if behind.nodes else []):
+    for one in reversed(taken[:-1]):
         module.graph.erase_node(one)

@@ -30,7 +30,7 @@ class NormedProduct(nn.Module):
         eps: Added to the variance.
         centred: True for LayerNorm; False for RMSNorm.
         keeps: Whether the product itself is wanted too.
-        whole: Scale and zero point of the norm in bytes, None where nothing reads it so.
+        byte_range: Scale and zero point of the norm in bytes, None where nothing reads it so.
         real: Whether the norm is wanted as it is.
     """
 
@@ -42,12 +42,12 @@ class NormedProduct(nn.Module):
         eps: float,
         centred: bool,
         keeps: bool,
-        whole: tuple[float, int] | None = None,
+        byte_range: tuple[float, int] | None = None,
         real: bool = True,
     ) -> None:
         super().__init__()
         self.layer, self.eps, self.centred, self.keeps = layer, eps, centred, keeps
-        self.whole, self.real = whole, real
+        self.byte_range, self.real = byte_range, real
 
     @property
     def label(self) -> str:
@@ -77,9 +77,9 @@ class NormedProduct(nn.Module):
     def behind(self, y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor | tuple[Tensor, ...]:
         """Return what is wanted of a product that was computed by itself."""
         rest = weight, bias, self.eps, self.centred
-        if self.whole is None:
+        if self.byte_range is None:
             return (y, norm(y, *rest)) if self.keeps else norm_in_place(y, *rest)
-        made = norm_to_bytes(y, *rest, *self.whole, keep=self.real, in_place=not self.keeps)
+        made = norm_to_bytes(y, *rest, *self.byte_range, keep=self.real, in_place=not self.keeps)
         normed = made if isinstance(made, tuple) else (made,)
         return _wanted((y, *normed) if self.keeps else normed)
 
@@ -93,10 +93,10 @@ class NormedProduct(nn.Module):
         shape: Sequence[int],
     ) -> Tensor | tuple[Tensor, ...]:
         """Return what is wanted of products in one call, of rows, whose answers get `shape` but for the last axis."""
-        scale, zero = self.whole or (1.0, 0)
+        scale, zero = self.byte_range or (1.0, 0)
         norm = RowNorm(after[0], after[1], self.eps, self.centred, scale, zero)
         size, whole = (*shape, self.layer.out_features), None
-        if self.whole is not None:
+        if self.byte_range is not None:
             whole = torch.empty(len(x), self.layer.out_features, dtype=torch.uint8, device="cpu")
         try:
             y, normed = fused.run(x, other, before, norm, keep=self.keeps, whole=whole, real=self.real)
@@ -273,20 +273,19 @@ def _place(module: fx.GraphModule, x: fx.Node, node: fx.Node, layer: ProductLaye
     """Put one module in the place of a product and its norm."""
     weight, bias, eps, centred = (*node.args[1:5], True)[:4]
     given, *others = x.args
-    keeps, whole, real = len(x.users) > 1, None, True
+    keeps, byte_range, real = len(x.users) > 1, None, True
     if node.target is norm_to_bytes:
-        whole, real = (
-            (float(argument(node, 5, "scale")), int(argument(node, 6, "zero"))),
-            argument(node, 8, "keep", True),
-        )
+        byte_range = float(argument(node, 5, "scale")), int(argument(node, 6, "zero"))
+        real = argument(node, 8, "keep", True)
+    both = byte_range is not None and real
     name = f"{x.target}_normed"
-    module.add_submodule(name, NormedProduct(layer, float(eps), bool(centred), keeps, whole, real))  # pyright: ignore[reportArgumentType]
+    module.add_submodule(name, NormedProduct(layer, float(eps), bool(centred), keeps, byte_range, real))  # pyright: ignore[reportArgumentType]
     for constant in (weight, bias):
         if isinstance(constant, fx.Node):
             x.prepend(constant)
     # What stands for the answers now, in their order, and their values: parts of a norm with its bytes are nodes.
-    parts = [[user for user in node.users if user.args[1] == i] for i in range(2)] if whole and real else [[node]]
-    answers = value(node) if whole and real else (value(node),)
+    parts = [[user for user in node.users if user.args[1] == i] for i in range(2)] if both else [[node]]
+    answers = value(node) if both else (value(node),)
     olds, made = [*([[x]] if keeps else []), *parts], (*((value(x),) if keeps else ()), *answers)
     with module.graph.inserting_before(x):
         new = module.graph.call_module(name, (given, others[0] if others else None, weight, bias))
