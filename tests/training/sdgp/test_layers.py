@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from tests.training.sdgp.small import chosen, gradients
 from tests.turns import in_turn
 from twofour.errors import TrainingError
 from twofour.layers import CARRIED
@@ -28,25 +29,6 @@ LAYERS = {
     "circular": (lambda: nn.Conv2d(5, 8, 3, padding=1, padding_mode="circular"), (2, 5, 6, 6)),
     "no batch": (lambda: nn.Conv2d(5, 8, 3, padding=1), (5, 6, 6)),
 }
-
-
-def gradients(layer: nn.Module, x: Tensor, dz: Tensor) -> list[Tensor]:
-    """Gradients of input, weight and bias."""
-    x = x.detach().clone().requires_grad_()
-    return list(torch.autograd.grad(layer(x), [x, *layer.parameters()], dz))
-
-
-def chosen(layer: nn.Module, dz: Tensor) -> Tensor:
-    """dL/dz as the next backward pass will prune it."""
-    products = layer.__dict__[CARRIED]
-    source = products.sources["data"]
-    if not isinstance(layer, nn.Linear):
-        whole = dz if dz.ndim == layer.weight.ndim else dz.unsqueeze(0)
-        result = prune(whole, products.number).view(dz.shape)
-    else:
-        result = source.prune(dz.reshape(-1, *dz.shape[-2:])).view(dz.shape)
-    source.draws = 0
-    return result
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
