@@ -220,7 +220,7 @@ docs: $(VENV)/docs.stamp $(VENV)/figures.stamp $(VENV)/package.stamp
 # its .pth files. libstdc++ is preloaded because the sanitizers must find the real __cxa_throw when Python starts.
 SANITIZED := build/sanitize
 SANITIZERS = $(foreach name,libasan.so libubsan.so libstdc++.so,$(shell $(or $(CC),cc) -print-file-name=$(name)))
-NATIVE_TESTS := tests/native tests/patterns tests/packing tests/kernels tests/structure tests/training/sdgp tests/training/test_both_ways.py tests/training/test_fused.py tests/export/test_runtime.py
+NATIVE_TESTS := tests/native tests/patterns tests/packing tests/kernels tests/structure tests/training/sdgp tests/training/test_both_ways.py tests/training/test_fused.py tests/export/runtime
 sanitize: $(SANITIZED)/ready
 	OMP_NUM_THREADS=1 $(SANITIZED_RUN) tests/native/sanitize.py $(or $(ARGS),$(NATIVE_TESTS))
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.export import runtime_library as lib
+from tests.export.runtime import library as lib
 from tests.fuzz.cursor import NUMBERS, Cursor
 from tests.native.calls import models, products, recurrent
 from twofour import native
