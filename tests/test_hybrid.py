@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tests.turns import in_turn
 from twofour.errors import PackingError, PatternError, TwofourError
+from twofour.kernels.nm_matmul import native_rows
 from twofour.kernels.nm_matmul.hybrid import from_layout, hybrid_rows, to_layout
 from twofour.kernels.problem import Problem
 from twofour.packing import pack, rewrite
@@ -189,6 +190,12 @@ def test_the_share_is_rounded_exactly(groups: int, parts: int) -> None:
         exact = floor(percent * groups / 100 + Fraction(1, 2))
         assert parse(f"2:4+{float(percent):.4f}%").dense_of(groups) == exact
     assert parse("2:4+29%").dense_of(50) == 15
+
+
+def test_each_row_of_regular_weights_has_one_of_two_regions() -> None:
+    """But those of int4, of which there are none: else a dial pays for what 2:4 alone gained by a faster row."""
+    regular = {row.name.replace("nm_matmul_2x4_", "") for row in native_rows() if row.dtype != "int4"}
+    assert regular == {row.name.replace("hybrid_matmul_", "") for row in hybrid_rows()}
 
 
 def test_a_row_of_hybrids_takes_no_other_weight() -> None:
