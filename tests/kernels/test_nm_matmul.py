@@ -67,6 +67,19 @@ def test_any_shape(row: NativeMatmul, tokens: int, out: int, groups: int, bias: 
 
 
 @each_row([row for row in ROWS if row.layout == "pairs"])
+def test_padding_of_the_last_tile_is_left_out_and_nothing_else(row: NativeMatmul) -> None:
+    """From one group to a whole tile: rows that share every input, and those that share an odd number."""
+    generator = torch.Generator().manual_seed(0)
+    for columns in range(68, 132, 4):
+        for out in (1, 2, 7):
+            weight = sparse(out, columns, columns)
+            if columns % 8:
+                weight[:] = weight[:1]
+            x = torch.randn(33, columns, generator=generator)
+            assert_product(matmul(x, pack(weight, "2:4"), kernel=row.name), x, weight, None)
+
+
+@each_row([row for row in ROWS if row.layout == "pairs"])
 @in_turn("count", [1, 2])
 def test_tails_of_panels_of_every_width(row: NativeMatmul, count: int) -> None:
     """The last vector holds one token, a half, one more than that, or all; scratch memory holds NaN before."""

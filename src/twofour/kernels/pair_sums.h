@@ -16,6 +16,7 @@ using twofour::kPairRecord;
 using twofour::kPairRows;
 using twofour::kPairTileBytes;
 using twofour::kPanelTile;
+using twofour::padding_of;
 
 // The sums of one row: U vectors, of which the last one may be a half.
 template <class V, int U, bool half>
@@ -77,14 +78,16 @@ struct PairSums {
   static TWOFOUR_INLINE void add_single(const float* value, const Inputs& x, uint8_t input, RowSums<V, U, half>* sums) {
     sums->add(V::broadcast(value), row_of(x, input));
   }
-  // One record, the first `shared` inputs (even) of both rows.
-  TWOFOUR_INLINE void add_record(const char* record, int shared, const Inputs& x) {
+  // One record, the first `shared` inputs (even) of both rows, of which the last `padding` (even) are left out.
+  TWOFOUR_INLINE void add_record(const char* record, int shared, int padding, const Inputs& x) {
     const float* values = reinterpret_cast<const float*>(record);
     const auto* input = reinterpret_cast<const uint8_t*>(record + kPanelTile * 4);
-    for (int i = shared; i > 0; i -= 2, values += 4, input += 2) {
+    const int out = padding < shared ? padding : shared;
+    for (int i = shared - out; i > 0; i -= 2, values += 4, input += 2) {
       add_shared(values, x, input[0]);
       add_shared(values + 2, x, input[1]);
     }
+    values += 2 * out, input += out;
     for (int i = kPanelTile / 2 - shared; i > 0; i -= 2, values += 4, input += 4) {
       add_single(values, x, input[0], &a);
       add_single(values + 1, x, input[1], &b);

@@ -15,4 +15,9 @@ constexpr int64_t kPairHead = kPairRows / 2 * 4;
 constexpr int64_t kPairRecord = kPanelTile * 4 + kPanelTile;
 constexpr int64_t kPairTileBytes = kPairHead + kPairRows / 2 * kPairRecord;
 
+// How many of the inputs that serve both rows no product has to read, even, in a tile of so many inputs, a multiple of 4. Groups
+// past the weight's inputs keep the same two in all rows, so that they stand last among those that are shared; two stay, since
+// of an odd number in common the last one, of padding, stands among those of one row.
+constexpr int padding_of(int64_t inputs) { return inputs < kPanelTile - 4 ? static_cast<int>((kPanelTile - inputs) / 2 - 2) & ~1 : 0; }
+
 }  // namespace twofour

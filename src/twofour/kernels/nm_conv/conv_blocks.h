@@ -171,7 +171,8 @@ struct ConvBlocks {
     float* pixels[Wide * V::width];
     for (int64_t u = 0; u < used; u++) find_output(strip, row, column + u, pixels + u * V::width);
     const PanelFill fill{used, plan.flat ? plan.pixels - plan.flat_pixel(strip.row + row, column + used - 1) : V::width};
-    for (int64_t t = 0; t < plan.tiles; t++)
+    for (int64_t t = 0; t < plan.tiles; t++) {
+      const int padding = padding_of(least(kPanelTile, plan.inputs - t * kPanelTile));
       for (int64_t m = m0; m < m1; m += kPairRows) {
         const char* weight = group + (m / kPairRows * plan.tiles + t) * kPairTileBytes;
         const int64_t end_row = least(m + kPairRows, m1), pairs = ceil_div(end_row - m, 2);
@@ -180,15 +181,16 @@ struct ConvBlocks {
         Lines lines{pixels, used * V::width, m, end_row - m, a.y, a.other};
         Lines* const fetched = last_tile ? &lines : nullptr;
         if (t < plan.even_tiles)
-          add_some<V, EvenInputs, Wide>(fill, weight, pairs,
+          add_some<V, EvenInputs, Wide>(fill, weight, pairs, padding,
                                         {base + table[t * kPanelTile], plan.line * V::width * 4}, t == 0, to, fetched,
                                         a.damaged);
         else
-          add_some<V, AnyInputs, Wide>(fill, weight, pairs,
+          add_some<V, AnyInputs, Wide>(fill, weight, pairs, padding,
                                        {base, last_tile ? last : table + t * kPanelTile}, t == 0, to, fetched,
                                        a.damaged);
         if (last_tile) unpack(strip, pixels, used, m, end_row, to);
       }
+    }
   }
 
   void run_strip(const Strip& strip, const Team& team) const {

@@ -59,9 +59,10 @@ struct Lines {
   }
 };
 
-// One tile of `pairs` pairs of rows (a domain of the layout) with one panel of U vectors, the last one a half where it says so.
+// One tile of `pairs` pairs of rows (a domain of the layout), which leave out `padding` inputs of those they share, with one panel
+// of U vectors, the last one a half where it says so.
 template <class V, int U, bool half, class Inputs>
-TWOFOUR_NOINLINE void add_domain(const char* packed, int64_t pairs, const Inputs& x, bool first, float* sums,
+TWOFOUR_NOINLINE void add_domain(const char* packed, int64_t pairs, int padding, const Inputs& x, bool first, float* sums,
                                  Lines* lines, bool* damaged) {
   const int64_t each = lines == nullptr ? 0 : (lines->count + pairs - 1) / pairs;
   const auto* head = reinterpret_cast<const uint8_t*>(packed);
@@ -72,7 +73,7 @@ TWOFOUR_NOINLINE void add_domain(const char* packed, int64_t pairs, const Inputs
     if (each > 0) lines->step(each);
     PairSums<V, U, half, Inputs> s;
     s.clear();
-    s.add_record(record, head[2], x);
+    s.add_record(record, head[2], padding, x);
     s.a.finish(first, sums + head[0] * U * V::width);
     s.b.finish(first, sums + head[1] * U * V::width);
   }
@@ -84,15 +85,15 @@ struct PanelFill {
 };
 
 template <class V, class Inputs, int U>
-void add_some(const PanelFill& used, const char* packed, int64_t pairs, const Inputs& x, bool first, float* sums, Lines* lines,
-              bool* damaged) {
+void add_some(const PanelFill& used, const char* packed, int64_t pairs, int padding, const Inputs& x, bool first, float* sums,
+              Lines* lines, bool* damaged) {
   if (used.vectors == U) {
     if constexpr (HalfOf<V>::width > 0)
       if (used.last <= HalfOf<V>::width)
-        return add_domain<V, U, true, Inputs>(packed, pairs, x, first, sums, lines, damaged);
-    return add_domain<V, U, false, Inputs>(packed, pairs, x, first, sums, lines, damaged);
+        return add_domain<V, U, true, Inputs>(packed, pairs, padding, x, first, sums, lines, damaged);
+    return add_domain<V, U, false, Inputs>(packed, pairs, padding, x, first, sums, lines, damaged);
   }
-  if constexpr (U > 1) add_some<V, Inputs, U - 1>(used, packed, pairs, x, first, sums, lines, damaged);
+  if constexpr (U > 1) add_some<V, Inputs, U - 1>(used, packed, pairs, padding, x, first, sums, lines, damaged);
 }
 
 }  // namespace

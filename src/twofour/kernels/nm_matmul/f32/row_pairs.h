@@ -42,18 +42,20 @@ struct PairWeights {
     constexpr int64_t stride = panel_stride(U) * V::width;
     const Matmul& a = pipeline->a;
     const char* weight = static_cast<const char*>(a.weight);
-    for (int64_t t = t0; t < t1; t++)
+    for (int64_t t = t0; t < t1; t++) {
+      const int padding = padding_of(least(kPanelTile, a.in_features - t * kPanelTile));
       for (int64_t d = 0; d < chunk.rows; d += kPairRows) {
         const char* head = weight + ((chunk.row + d) / kPairRows * panel_tiles(a) + t) * kPairTileBytes;
         if (t == t1 - 1 && d > 0 && pipeline->rows > 0) pipeline->enqueue_store(d);
-        add_domain<V, U, half>(head, (least(kPairRows, chunk.rows - d) + 1) / 2,
+        add_domain<V, U, half>(head, (least(kPairRows, chunk.rows - d) + 1) / 2, padding,
                                pipeline->panel.panel + t * kPanelTile * stride, t == 0, pipeline->panel.sums + d * stride,
                                pipeline);
       }
+    }
   }
 
   template <class V, int U, bool half>
-  static TWOFOUR_INLINE void add_domain(const char* packed, int64_t pairs, const float* x, bool first, float* y,
+  static TWOFOUR_INLINE void add_domain(const char* packed, int64_t pairs, int padding, const float* x, bool first, float* y,
                                         TransposePipeline<V>* pipeline) {
     constexpr int64_t stride = panel_stride(U) * V::width;
     const auto* head = reinterpret_cast<const uint8_t*>(packed);
@@ -66,7 +68,7 @@ struct PairWeights {
       for (int64_t line = 0; line < kPairRecord; line += 64) __builtin_prefetch(ahead + line);
       PairSums<V, U, half, PanelInputs<V, U>> sums;
       sums.clear();
-      sums.add_record(record, head[2], inputs);
+      sums.add_record(record, head[2], padding, inputs);
       sums.a.finish(first, ya);
       sums.b.finish(first, yb);
       pipeline->step();
