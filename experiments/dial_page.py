@@ -26,12 +26,13 @@ HEAD = """## The dial: what a row is
 Models between 2:4 and dense ([2:4 with dense groups](hybrid.md)), pruned once, nothing trained: what they keep of the
 task against what the compiled model takes.
 
-* `2:4+25%` has a quarter of the groups of inputs dense in every layer. **mixed, 50 %** is what `twofour.allocation`
+* `2:4+25%` has a quarter of the groups of inputs dense in every layer. **mixed 50 %** is what `twofour.allocation`
   chose layer by layer, of dense and the other rows' patterns, by the task's loss on training batches under a budget of
   milliseconds: half of the way from 2:4 to dense.
 * **auto** is what `twofour.prune` does with data by itself; a weaker criterion stands beside it where auto's 2:4 is
   where dense is, or near it.
-* **answers**: norm of the difference to the dense model's answers to the held-out examples, relative to theirs.
+* **answers**: norm of the difference to the dense model's answers to the held-out examples (the first 2^28 numbers of
+  them), relative to theirs.
 * **regained** is the share of what 2:4 lost that a row has back, by the task and by the answers; **given up** the share
   of the time that 2:4 won. Both are 0 for 2:4 and 100 % for dense: a row that regains more than it gives up lies above
   the straight line between the ends. Of the task it is left out where 2:4 lost no more than 0.2 points, or 0.5 of
@@ -156,11 +157,12 @@ def _section(dial: Dial, head: dict[str, Any], rows: dict[str, Turned], times: d
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     verdicts = []
-    for criterion in dial.criteria:
-        if points := curve(rows, times, criterion, metric["higher"]):
-            lines += [_line(point, metric) for point in points if point.row.key != DENSE]
-            verdicts.append(_verdict(criterion, points, metric))
-    dense = next(point for point in points if point.row.key == DENSE)
+    curves = {criterion: curve(rows, times, criterion, metric["higher"]) for criterion in dial.criteria}
+    curves = {criterion: points for criterion, points in curves.items() if points}
+    for criterion, points in curves.items():
+        lines += [_line(point, metric) for point in points if point.row.key != DENSE]
+        verdicts.append(_verdict(criterion, points, metric))
+    dense = next(point for points in curves.values() for point in points if point.row.key == DENSE)
     load_average = max((row.load for row in times.values() if row.load is not None), default=0.0)
     commits = ", ".join(sorted({row.commit for row in (*rows.values(), *times.values())}))
     return "\n".join(

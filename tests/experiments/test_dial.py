@@ -66,8 +66,8 @@ def test_a_mixed_recipe_wants_times_and_stays_within_them(turning, monkeypatch):
     monkeypatch.setattr(dial, "sensitivities", lambda *given: priced)
     monkeypatch.setattr(dial_command.dials, "SHARES", (50,))
     (said,) = one.mixed()
-    row = one.rows.rows["auto: mixed, 50 %", 0]
-    assert said.startswith("auto: mixed, 50 %: ") and set(row.recipe) == {"0"}
+    row = one.rows.rows["auto: mixed 50 %", 0]
+    assert said.startswith("auto: mixed 50 %: ") and set(row.recipe) == {"0"}
     assert row.recipe["0"] in ("2:4", "2:4+12.5%", "2:4+25%") and costs[row.recipe["0"]] <= 1.5
 
 
@@ -109,7 +109,7 @@ def test_the_page_sets_rows_beside_the_straight_line(here, monkeypatch):
         "auto: 2:4+25%": (89.95, 0.15, 2.5),
         "wanda: 2:4": (80.0, 0.4, 2.0),
         "wanda: 2:4+25%": (86.0, 0.3, 2.5),
-        "wanda: mixed, 50 %": (83.0, 0.3, 2.4),
+        "wanda: mixed 50 %": (83.0, 0.3, 2.4),
     }
     assert "Not measured yet: `python experiments/run.py dial toy --record`." in _sections(dial_page, here)
     for key, (value, away, ms) in figures.items():
@@ -119,7 +119,7 @@ def test_the_page_sets_rows_beside_the_straight_line(here, monkeypatch):
     assert "| wanda: 2:4+25% | 86.00 | 0.3000 | 50 % | 3 of 4 | 2.50 | 60 % | 25 % | 50 % |" in text
     assert "| auto: 2:4+25% | 89.95 | 0.1500 | 50 % | 3 of 4 | 2.50 |  | 25 % | 50 % |" in text  # 0.1 is no loss
     assert "wanda: By the task the curve lies partly above the straight line" in text
-    assert "above it 2:4+25% (+10); on or below it mixed, 50 % (-10)." in text
+    assert "above it 2:4+25% (+10); on or below it mixed 50 % (-10)." in text
     assert "auto: 2:4 is where dense is, so the task has nothing to win. By the answers the curve lies below" in text
     assert text.count("| dense | 90.00") == 1 and (here / "figures" / "dial.svg").exists()
 
