@@ -22,6 +22,13 @@ def paired(rows: Sequence[Measured], control: Sequence[Measured]) -> list[tuple[
     return [(row.value, beside[row.seed]) for row in rows if row.seed in beside]
 
 
+def strangers(rows: Sequence[Row], control: Sequence[Row]) -> list[int]:
+    """The seeds whose control in a row of its own began with another dense model."""
+    other = {row.seed: row.dense for row in control}
+    pairs = [(row, other[row.seed]) for row in rows if row.control is None and row.seed in other]
+    return [row.seed for row, dense in pairs if round(row.dense, 2) != round(dense, 2)]
+
+
 def interval(differences: Sequence[float]) -> tuple[float, float]:
     """Mean and half the 95 % interval of Student's t."""
     half = STUDENT[len(differences) - 1] * statistics.stdev(differences) / math.sqrt(len(differences))

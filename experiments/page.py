@@ -16,7 +16,7 @@ import low_bits_page
 import records
 import shrink_page
 from arms import CONTROL, Arm, again, one_shot
-from over_seeds import difference, interval, paired, signed, values
+from over_seeds import difference, interval, paired, signed, strangers, values
 from records import Row, load
 from tasks import TASKS, Task
 from twofour.files import replacing
@@ -29,6 +29,12 @@ SURE = 0.4
 """Half the interval below which a mean of points says something."""
 PERPLEXITY_GOAL = 0.5
 """Perplexity above the control, at most."""
+
+STRANGER = "*"
+STRANGERS = (
+    "In some seeds the control began with another dense model, trained once more on another machine from the same "
+    "seed: such a difference has the noise of a training in it."
+)
 
 HEAD = """# Results
 
@@ -115,6 +121,7 @@ def _section(task: Task, head: dict[str, object], rows: list[Row]) -> str:
             *(_again_line(arm, found[arm.key], found[CONTROL.key], metric) for arm in trained),
             "",
         ]
+        lines += [f"{STRANGER} {STRANGERS}\n"] * any(STRANGER in line for line in lines)
         lines += [*_verdict(found, metric), *_stood(trained, found), *_goal(trained, found, metric)]
     hours = sum(row.seconds for row in rows) / 3600
     commits = sorted({row.commit for row in rows})
@@ -139,6 +146,7 @@ def _again_line(arm: Arm, rows: Sequence[Row], control: Sequence[Row], metric: d
     before = values([row.one_shot for row in rows], metric)
     value = values([row.value for row in rows], metric)
     apart = "" if arm == CONTROL else difference(rows, control)
+    apart += f" {STRANGER}" * bool(arm != CONTROL and strangers(rows, control))
     return f"| {arm.name} | {before} | {value} | {apart} | {len(rows)} |"
 
 
@@ -184,20 +192,22 @@ def _goal(again: Sequence[Arm], found: dict[str, list[Row]], metric: dict[str, o
     apart = {arm.name: [a - b for a, b in paired(found[arm.key], found[CONTROL.key])] for arm in rows}
     means = {name: statistics.mean(differences) for name, differences in apart.items() if differences}
     sign, goal = (-1, GOAL) if metric["higher"] else (1, PERPLEXITY_GOAL)
-    met = [name for name, mean in means.items() if sign * round(mean, 2) <= goal]
-    missed = [f"{name} ({signed(mean)})" for name, mean in means.items() if name not in met]
+    near = [name for name, mean in means.items() if sign * round(mean, 2) <= goal]
+    wide = _wide(apart) if metric["higher"] else {}
+    met = [name for name in near if name not in wide]
+    little = [f"{name} ({wide[name]})" for name in near if name in wide]
+    missed = [f"{name} ({signed(mean)})" for name, mean in means.items() if name not in near]
     parts = [f"met by {', '.join(met)}"] if met else []
+    parts += [f"by the mean alone, whose interval is no smaller than {SURE}, by {', '.join(little)}"] if little else []
     parts += [f"missed by {', '.join(missed)}"] if missed else []
-    wide = _wide(apart) if sign < 0 else []
-    sure = f" No interval below ± {SURE}: {', '.join(wide)}." if wide else ""
-    return [f"Goal of {sign * goal:+}: {'; '.join(parts)}.{sure}\n"] if parts else []
+    return [f"Goal of {sign * goal:+}: {'; '.join(parts)}.\n"] if parts else []
 
 
-def _wide(apart: dict[str, list[float]]) -> list[str]:
-    """Name the rows whose differences say little, with half their interval."""
-    one = [f"{name} (one seed)" for name, found in apart.items() if len(found) == 1]
+def _wide(apart: dict[str, list[float]]) -> dict[str, str]:
+    """Return the rows whose differences say little, with half their interval."""
     halves = {name: interval(found)[1] for name, found in apart.items() if len(found) > 1}
-    return [f"{name} (± {half:.2f})" for name, half in halves.items() if half >= SURE] + one
+    wide = {name: f"± {half:.2f}" for name, half in halves.items() if half >= SURE}
+    return wide | {name: "one seed" for name, found in apart.items() if len(found) == 1}
 
 
 def _one_per_seed(rows: Sequence[Row]) -> list[Row]:

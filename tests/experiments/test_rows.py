@@ -167,15 +167,29 @@ def test_the_page_says_which_goal_is_missed():
     worse, near = {CONTROL: 58.0, default: 60.0, random: 99.0}, {CONTROL: 58.0, default: 58.5}
     assert said(worse, "perplexity", False) == ["Goal of +0.5: missed by 2:4 default (+2.00).\n"]
     assert said(near, "perplexity", False) == ["Goal of +0.5: met by 2:4 default.\n"]
-    one = " No interval below ± 0.4: 2:4 default (one seed).\n"
-    assert said(worse, "accuracy", True) == [f"Goal of -0.2: met by 2:4 default.{one}"]
-    low = {CONTROL: 58.0, default: 57.7}
-    assert said(low, "accuracy", True) == [f"Goal of -0.2: missed by 2:4 default (-0.30).{one}"]
-    assert said(low, "accuracy", True, (0.0, 0.0, 0.0)) == ["Goal of -0.2: missed by 2:4 default (-0.30).\n"]
+    alone = "Goal of -0.2: by the mean alone, whose interval is no smaller than 0.4, by 2:4 default"
+    assert said(worse, "accuracy", True) == [f"{alone} (one seed).\n"]
+    low, even = {CONTROL: 58.0, default: 57.7}, {CONTROL: 58.0, default: 57.8}
+    assert said(low, "accuracy", True) == ["Goal of -0.2: missed by 2:4 default (-0.30).\n"]
+    assert said(even, "accuracy", True, (0.0, 0.0, 0.0)) == ["Goal of -0.2: met by 2:4 default.\n"]
     # differences -0.3, -0.1, 0.1: deviation 0.2, half the interval 4.303 * 0.2 / sqrt(3)
-    wide = " No interval below ± 0.4: 2:4 default (± 0.50).\n"
-    assert said(low, "accuracy", True, (0.0, 0.2, 0.2)) == [f"Goal of -0.2: met by 2:4 default.{wide}"]
+    assert said(low, "accuracy", True, (0.0, 0.2, 0.2)) == [f"{alone} (± 0.50).\n"]
     assert said(near, "bits per character", False) == []
+
+
+def test_the_page_marks_rows_whose_control_began_with_another_dense_model():
+    import page
+    from arms import CONTROL, Arm
+    from records import Row
+
+    arm, metric = Arm("2:4", "magnitude", again=True), {"unit": "%", "held_out": 400}
+    control = [Row(CONTROL.key, n, 60.0 + n, 60.0, 62.0, 1.0, 1, "abc") for n in range(2)]
+    row = Row(arm.key, 1, 61.0, 60.0, 61.5, 1.0, 1, "abc")
+    assert page._again_line(arm, [row], control, metric).endswith("| -0.50 (one seed) | 1 |")
+    other = dataclasses.replace(row, dense=61.01)
+    assert page._again_line(arm, [other], control, metric).endswith("| -0.50 (one seed) * | 1 |")
+    own = dataclasses.replace(other, control=61.0)
+    assert page._again_line(arm, [own], control, metric).endswith("| +0.50 (one seed) | 1 |")
 
 
 def test_the_page_says_which_of_two_stands():
