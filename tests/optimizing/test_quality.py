@@ -164,6 +164,31 @@ def test_what_the_mean_hides_is_counted_by_hand() -> None:
     assert shown[2]["scores"][1]["note"] == "class 1, 10 samples: dense 100.0"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_answers_that_are_probabilities_are_confidence_as_they_are(dtype: torch.dtype) -> None:
+    """A second softmax would make a sure model an unsure one; the calibration error of a model's logits is the same."""
+    logits = torch.randn(200, 300, generator=torch.Generator().manual_seed(0)) * 5
+    classes = torch.where(torch.arange(200) % 4 == 0, 0, logits.argmax(-1))
+    held = [Batch(torch.arange(200.0)[half, None], classes[half]) for half in (slice(None, 90), slice(90, None))]
+    likely = logits.softmax(-1)
+    found = []
+    for answers in (logits, likely.to(dtype), likely.log(), 0.5 * likely):
+        closer = Closer.of(Rows(answers), held, "mean")
+        assert closer is not None
+        found.append(closer.look(Rows(answers))["ece"])
+    right = logits.argmax(-1) == classes
+    true = calibration_error(likely.amax(-1), right)
+    assert found[:3] == pytest.approx([true] * 3, abs=2e-3), "logits, probabilities, their logarithms"
+    flat = calibration_error((0.5 * likely).softmax(-1).amax(-1), right)
+    assert found[3] == pytest.approx(flat), "rows that sum to a half are no probabilities"
+    signed = torch.cat([likely, torch.tensor([[0.5, -0.5]]).repeat(200, 1)], 1)
+    closer = Closer.of(Rows(signed), held, "mean")
+    assert closer is not None
+    assert closer.look(Rows(signed))["ece"] == pytest.approx(
+        calibration_error(signed.softmax(-1).amax(-1), signed.argmax(-1) == classes)
+    ), "nor are rows with negative numbers that sum to 1"
+
+
 def test_without_classes_answers_are_held_against_the_dense_ones() -> None:
     answers = torch.arange(40) // 20
     changed = torch.where(torch.arange(40) < 5, 1, answers)

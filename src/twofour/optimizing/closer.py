@@ -26,6 +26,9 @@ BINS = 15
 FEW = 10
 """Samples below which a class is not judged by itself."""
 
+ROUNDING = torch.finfo(torch.bfloat16).eps
+"""How far from 1 a sum of probabilities may be: each is rounded, in the coarsest type by half of this."""
+
 LOW = 0.05
 """Share of the samples whose figures lie below the one that is shown."""
 
@@ -52,8 +55,9 @@ class Closer:
         """Return figures of one model, JSON-ready.
 
         Of models that classify: samples, how many answers `changed`; where the data hold the classes, how many of them
-        were `lost` (right before, wrong now) and `won`, and the calibration error `ece` from 0 to 1; and the class that
-        lost most as `worst`: its number, its samples, shares right (without classes: that agree) `now` and `before`.
+        were `lost` (right before, wrong now) and `won`, and the calibration error `ece` from 0 to 1 (of the answers
+        where the dense model's are probabilities, else of their softmax); and the class that lost most as `worst`: its
+        number, its samples, shares right (without classes: that agree) `now` and `before`.
         Of others: samples, the figure `low` that a twentieth of them stays below, and the `least`.
 
         Raises:
@@ -66,7 +70,8 @@ class Closer:
         if self.judge.kind != AGREEMENT or any(found.shape != want.shape for found, want in pairs):
             return looked | {"low": float(values.quantile(LOW)), "least": float(values.min())}
         found, want = (torch.cat([pair[side].float().cpu() for pair in pairs]) for side in (0, 1))
-        return looked | _classified(found, want, self._classes())
+        confidence = found if _probabilities(want) else found.softmax(-1)
+        return looked | _classified(found, want, self._classes(), confidence.amax(-1))
 
     def _classes(self) -> Tensor | None:
         """Return the class of each sample that is compared, None where the data do not hold them."""
@@ -80,14 +85,19 @@ class Closer:
         return torch.cat(found).cpu()
 
 
-def _classified(found: Tensor, want: Tensor, classes: Tensor | None) -> dict[str, Any]:
+def _probabilities(answers: Tensor) -> bool:
+    """Whether answers (samples, classes) are probabilities already: none is negative, and each row's sum is 1."""
+    return bool((answers >= 0).all()) and bool(((answers.double().sum(-1) - 1).abs() <= ROUNDING).all())
+
+
+def _classified(found: Tensor, want: Tensor, classes: Tensor | None, confidence: Tensor) -> dict[str, Any]:
     now, before = found.argmax(-1), want.argmax(-1)
     looked: dict[str, Any] = {"changed": int((now != before).sum())}
     right, was = now == before, torch.ones_like(now, dtype=torch.bool)
     if classes is not None:
         right, was = now == classes, before == classes
         looked |= {"lost": int((was & ~right).sum()), "won": int((right & ~was).sum())}
-        looked["ece"] = calibration_error(found.softmax(-1).amax(-1), right)
+        looked["ece"] = calibration_error(confidence, right)
     return looked | {"worst": _worst(before if classes is None else classes, right, was)}
 
 
