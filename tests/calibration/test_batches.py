@@ -5,10 +5,13 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
+import twofour
 from tests.turns import in_turn
-from twofour import calibration
-from twofour.calibration import Batch, take
+from twofour import calibration, pruning
+from twofour.calibration import Batch, part, pieces, take
+from twofour.calibration.batches import some
 from twofour.errors import DataError
 
 
@@ -76,6 +79,75 @@ def test_samples_of_a_list_are_spread_over_it() -> None:
     assert masked.inputs["a"].tolist() == X[::2].tolist() and len(masked.inputs["b"]) == 5
     walked = take(nn.Identity(), iter([X, X + 100, X + 200]), 6)
     assert [batch.inputs[0, 0].item() for batch in walked] == [0, 100], "what can only be walked: the first"
+
+
+SQUARE, IDS, OTHERS = torch.randn(16, 16, 5), torch.ones(16, 16, dtype=torch.long), torch.ones(24, 16, 5)
+
+
+@in_turn(
+    ("inputs", "reason"),
+    [
+        ({"x": SQUARE, "mask": torch.ones(16, 16)}, "16 is the number"),  # of (tokens, tokens)
+        ({"x": SQUARE, "position": torch.arange(16)}, "16 is the number"),
+        ((IDS, torch.ones(16, 16, dtype=torch.bool)), "16 is the number"),
+        ({"x": SQUARE, "position_ids": torch.arange(16)}, "16 is the number"),
+        ({"x": torch.ones(16, 4), "adjacency": torch.ones(16, 16)}, "16 is the number"),
+        ({"position": torch.arange(16), "x": OTHERS}, "16 is the number"),
+        ({"mask": torch.ones(16, 16), "x": OTHERS}, "16 is the number"),
+        ({"table": torch.ones(10), "x": OTHERS}, "10 and 24"),
+        ({"x": torch.ones(16, 4), "edges": torch.ones(2, 30, dtype=torch.long)}, "16 and 2"),
+        (SQUARE, ""),
+        ({"x": SQUARE}, ""),
+        ({"x": OTHERS, "mask": torch.ones(16, 16)}, ""),
+        ({"x": OTHERS, "position": torch.arange(16)}, ""),
+        ({"x": OTHERS, "position": torch.arange(16)[None], "constants": torch.ones(9, 4)}, ""),
+        ({"scale": torch.tensor(2.0), "x": OTHERS}, ""),
+        ({"input_ids": IDS, "attention_mask": IDS, "token_type_ids": IDS, "labels": torch.ones(16)}, ""),
+        ({"x": SQUARE, "key_padding_mask": IDS == 0, "nested": {"labels": [torch.ones(16)]}}, ""),
+        ({"input_ids": IDS, "decoder_input_ids": IDS}, ""),
+        ({"x": torch.ones(1, 1), "y": torch.ones(1)}, ""),
+        ({"x": torch.ones(0, 3), "y": torch.ones(0)}, ""),
+    ],
+)
+def test_a_batch_whose_axes_do_not_tell_its_samples_is_taken_whole(inputs, reason: str) -> None:
+    """A mask (tokens, tokens) was cut as if it counted samples where a batch had as many: no model ran on the rest."""
+    batch = Batch(inputs, torch.arange(24))
+    assert reason in batch.whole if reason else not batch.whole
+    if reason:
+        assert part(batch, 0, 3) is some(batch, 3) is batch and pieces(batch, 3) == [batch]
+        assert take(Optional(), [batch], 3)[0] is batch
+    elif batch.samples > 1:
+        for cut in (part(batch, 0, 3), some(batch, 3), pieces(batch, 3)[0], *take(Optional(), [batch], 3)):
+            assert cut.samples == 3
+            shapes = zip(tree_leaves(cut.inputs), tree_leaves(inputs), strict=True)
+            assert all(new.shape == (3, *old.shape[1:]) or torch.equal(new, old) for new, old in shapes)
+        assert sum(piece.samples for piece in pieces(batch, 5)) == batch.samples
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.position = nn.Linear(8, 8), nn.Embedding(16, 8)
+
+    def forward(self, x, mask, position):
+        return mask @ self.linear(x + self.position(position))
+
+
+def test_a_model_runs_on_batches_of_as_many_samples_as_tokens(caplog: pytest.LogCaptureFixture) -> None:
+    mask, position = torch.ones(16, 16).tril(), torch.arange(16)
+    data = [{"x": torch.randn(16, 16, 8), "mask": mask, "position": position} for _ in range(6)]
+    model = Masked()
+    with caplog.at_level("INFO", logger="twofour"):
+        twofour.prune(model, "2:4", data=data, samples=72, reconstruct=True, eligibility="any", progress=False)
+    told = [record.message for record in caplog.records]
+    whole = [line for line in told if "is taken whole: 16 is the number of its samples" in line]
+    assert len(whole) == 1 and "calibrated on 80 samples" in told
+    assert any(line.startswith("reconstructed: answers to 16 samples held back") for line in told)
+    assert pruning.outcomes(model)[0].rows == 80 * 16
+    with pytest.raises(DataError, match=r"held back to judge a reconstruction\n  got +2 batches, not to be cut: 16 is"):
+        twofour.prune(Masked(), "2:4", data=data[:2], reconstruct=True, eligibility="any", progress=False)
+    used, held = calibration.hold_back(model, [Batch(data[0])])
+    assert used[0].samples == held.samples == 16
 
 
 class Encoder(nn.Module):

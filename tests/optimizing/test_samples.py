@@ -74,3 +74,14 @@ def test_kernels_are_measured_at_the_sizes_of_the_data() -> None:
     ]
     assert sizes_of(batches, 1) == (5, 8, 60)
     assert sizes_of([Batch(torch.randn(8, 3, 4, 4))], 2) == (2,)
+
+
+def test_batches_whose_axes_do_not_tell_their_samples_are_parted_as_they_are() -> None:
+    batches = [Batch((torch.full((16, 16, 4), float(number)), torch.ones(16, 16))) for number in range(3)]
+    found = parted(MODEL, batches, 128)
+    assert (len(found.used), len(found.held), found.count) == (2, 1, 32)
+    assert example_of(batches, 16)[0].shape == (16, 16, 4)
+    with pytest.raises(DataError, match=r"cannot be parted to hold some.*\n  got +one batch: 16 is the number"):
+        parted(MODEL, batches[:1], 128)
+    with pytest.raises(DataError, match="no batch of the data has 1 samples"):
+        example_of(batches, 1)

@@ -10,8 +10,10 @@ import twofour
 from tests.structure.shrink.networks import made
 from tests.turns import in_turn
 from twofour import shrinking
+from twofour.calibration import Batch
 from twofour.errors import DataError, ShrinkError
 from twofour.shrinking.report import Width
+from twofour.shrinking.shown import require_shown
 
 SEED = torch.Generator().manual_seed(5)
 MANY = torch.randn(512, 16, generator=SEED)
@@ -43,6 +45,12 @@ def test_data_that_show_nothing_are_refused(data: Any, said: str) -> None:
     with pytest.raises(DataError, match=r"the calibration data (show nothing|hold NaN)") as caught:
         twofour.shrink(network(), MANY[:2], 0.5, data=data, progress=False)
     assert said in str(caught.value)
+
+
+def test_a_batch_whose_axes_do_not_tell_its_samples_is_not_all_the_same() -> None:
+    require_shown([Batch((MANY[:16], torch.ones(16, 16)))])
+    with pytest.raises(DataError, match="hold NaN"):
+        require_shown([Batch((MANY[:16], torch.full((16, 16), float("nan"))))])
 
 
 def test_few_samples_are_said_and_what_they_solve_is_no_worse_than_unsolved(caplog: pytest.LogCaptureFixture) -> None:

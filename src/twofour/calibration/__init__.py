@@ -1,6 +1,6 @@
 """What calibration data say about each weight's inputs: a streaming pass, block by block where there are blocks."""
 
-from twofour.calibration.batches import Batch, holding_nan, part, read, take, to_device
+from twofour.calibration.batches import Batch, holding_nan, part, pieces, read, take, to_device
 from twofour.calibration.enough import Enough
 from twofour.calibration.gradients import gradients
 from twofour.calibration.held import Held, hold_back, judged
@@ -25,6 +25,7 @@ __all__ = [
     "judged",
     "matrix",
     "part",
+    "pieces",
     "read",
     "take",
     "to_device",

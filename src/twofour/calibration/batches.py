@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +15,12 @@ from torch.utils._pytree import tree_leaves
 from twofour.calls import PAIRS
 from twofour.errors import DataError, integer_from
 
+_log = logging.getLogger("twofour.calibration")
+
 # Hugging Face marks the tokens that count, torch those that do not.
 _COUNTING, _PADDING = ("attention_mask",), ("src_key_padding_mask", "key_padding_mask")
+_BY_SAMPLE = (*_COUNTING, *_PADDING, "input_ids", "token_type_ids", "position_ids")
+"""Names of tensors that are (samples, tokens) where they have two axes; `labels` count samples in any case."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +35,29 @@ class Batch:
 
     @property
     def samples(self) -> int:
-        """Entries of the leading axis of the first tensor; 0 where there is none."""
+        """Entries of the leading axis of the first tensor that has axes; 1 of numbers alone, 0 without a tensor."""
         return _size(self.inputs) or 0
+
+    @property
+    def whole(self) -> str:
+        """Why the batch cannot be cut by samples, "" where it can.
+
+        A tensor counts samples if its leading axis is as long as that of the first one, and stays whole if not. Shapes
+        do not tell which where another axis is as long too: a mask may be (samples, tokens) or (tokens, tokens),
+        positions (samples,) or (tokens,). Nor do they where the first tensor shares its leading axis with none and
+        another has more axes (a table before the samples), or where whole numbers of a length of their own may point
+        at samples (the edges of a graph).
+        """
+        size, found = self.samples, [(name, leaf) for name, leaf in _named_leaves("", self.inputs) if leaf.ndim]
+        others = [leaf for name, leaf in found[1:] if not _by_sample(name, leaf)]
+        axes = {axis for _, leaf in found for axis in leaf.shape[1:]}
+        if others and size > 1 and size in axes:
+            return f"{size} is the number of its samples and the size of another axis of its inputs"
+        apart = [leaf for leaf in others if leaf.shape[0] not in (1, size)]
+        shared = any(leaf.shape[0] == size for _, leaf in found[1:])
+        table = [leaf for leaf in apart if not shared and leaf.ndim > found[0][1].ndim]
+        edges = [leaf for leaf in apart if _is_whole(leaf) and leaf.shape[0] not in axes]
+        return f"the leading axes of its inputs are {size} and {(table + edges)[0].shape[0]}" if table + edges else ""
 
     @property
     def tokens(self) -> Tensor | None:
@@ -81,6 +107,8 @@ def take(
 ) -> list[Batch]:
     """Return as many samples (entries of the leading axis) of `data` as batches, in their order; one is cut to fit.
 
+    A batch of which shapes do not tell what counts samples (`Batch.whole`) is taken whole.
+
     Of a list of more batches they are spread over the list, whose first ones may be all of a kind, and so they are in
     the batch that is cut; of what can only be walked they are the first.
 
@@ -103,16 +131,18 @@ def take(
     if not callable(samples):
         integer_from(1, "`samples` cannot be used", DataError, remedy, samples=samples)
     found: dict[int, Batch] = {}
-    have = wanted = over = 0
+    have = wanted = spare = rest = 0
     for number, item in _spread(data):
         batch = read(model, item, paired)
         size = _require_samples(batch.inputs, item, number)
         wanted = samples(batch) if callable(samples) else samples
-        if (over := have + size - wanted) > 0:
-            batch = some(batch, max(size - over, 1))
+        if (spare := have + size - wanted) > 0:
+            batch = some(batch, max(size - spare, 1))
         found[number] = batch
-        have += batch.samples
-        if over >= 0:
+        have, rest = have + batch.samples, size - batch.samples
+        if rest < min(spare, size - 1):
+            _log.info("batch %d of the calibration data is taken whole: %s", number, batch.whole)
+        if spare >= 0:
             break
     if not found:
         raise DataError(
@@ -121,9 +151,9 @@ def take(
             wanted=PAIRS,
             remedy="an iterator can be walked only once: pass a list or a DataLoader",
         )
-    if tell is not None and (rest := _unused(data, len(found), next(reversed(found)), over)):
+    if tell is not None and (unused := _unused(data, len(found), next(reversed(found)), rest)):
         which = f"{have} samples spread over the data" if _is_list(data) else f"the first {have} samples"
-        tell(f"calibrated on {which}; not used: {rest}. `samples` takes another number")
+        tell(f"calibrated on {which}; not used: {unused}. `samples` takes another number")
     return [found[number] for number in sorted(found)]
 
 
@@ -147,12 +177,29 @@ def _spread(data: Any) -> Iterator[tuple[int, Any]]:
 
 
 def some(batch: Batch, count: int) -> Batch:
-    """Return so many samples of a batch, spread over it; what does not count samples stays whole."""
+    """Return so many samples of a batch, spread over it; all of one that is `whole`."""
+    places = torch.arange(count, device="cpu") * batch.samples // count
+    return _picked(batch, lambda tensor: tensor[places.to(tensor.device)])
+
+
+def part(batch: Batch, start: int, stop: int) -> Batch:
+    """Return the samples of a batch from one place to another; all of one that is `whole`."""
+    return _picked(batch, lambda tensor: tensor[start:stop])
+
+
+def pieces(batch: Batch, size: int) -> list[Batch]:
+    """Return a batch in pieces of so many samples and a last one of what is left; one that is `whole` as it is."""
+    return [batch] if batch.whole else [part(batch, at, at + size) for at in range(0, batch.samples, size)]
+
+
+def _picked(batch: Batch, pick: Callable[[Tensor], Tensor]) -> Batch:
+    """Pick from what counts samples; what does not stays as it is, and so does all where that cannot be told."""
+    if batch.whole:
+        return batch
     size = batch.samples
-    places = torch.arange(count, device="cpu") * size // count
 
     def picked(tensor: Tensor) -> Tensor:
-        return tensor[places.to(tensor.device)] if tensor.ndim and tensor.shape[0] == size else tensor
+        return pick(tensor) if tensor.ndim and tensor.shape[0] == size else tensor
 
     return Batch(_mapped(batch.inputs, picked), _mapped(batch.target, picked))
 
@@ -275,30 +322,35 @@ def _takes(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | 
 
 
 def _size(value: Any) -> int | None:
+    leaves = [leaf for _, leaf in _named_leaves("", value)]
+    return next((leaf.shape[0] for leaf in leaves if leaf.ndim), 1 if leaves else None)
+
+
+def _named_leaves(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a value, each with the name of the argument that it is or is in, "" without one."""
     match value:
         case torch.Tensor():
-            return value.shape[0] if value.ndim else 1
+            yield name, value
         case tuple() | list():
-            return next((size for item in value if (size := _size(item)) is not None), None)
+            for item in value:
+                yield from _named_leaves(name, item)
         case Mapping():
-            return _size(tuple(value.values()))
-        case _:
-            return None
+            for key, item in value.items():
+                yield from _named_leaves(str(key), item)
+
+
+def _by_sample(name: str, tensor: Tensor) -> bool:
+    """Whether a tensor counts samples by its name."""
+    return name == "labels" or (name.removeprefix("decoder_") in _BY_SAMPLE and tensor.ndim == 2)
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype != torch.bool
 
 
 def _shapes(value: Any) -> str:
     shapes = [str(tuple(leaf.shape)) for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
     return f"shape {', '.join(shapes)}"
-
-
-def part(batch: Batch, start: int, stop: int) -> Batch:
-    """Return the samples of a batch from one place to another; what does not count samples stays whole."""
-    size = batch.samples
-
-    def picked(tensor: Tensor) -> Tensor:
-        return tensor[start:stop] if tensor.ndim and tensor.shape[0] == size else tensor
-
-    return Batch(_mapped(batch.inputs, picked), _mapped(batch.target, picked))
 
 
 def _describe(value: Any) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from twofour.calibration import Batch, take
+from twofour.calibration import Batch, pieces, take
 from twofour.errors import DataError, integer_from
 
 SEED = 0
@@ -77,7 +77,9 @@ def parted(model: nn.Module, data: Any, samples: int | Callable[[Batch], int]) -
             remedy="more inputs, as the model sees them where it works",
         )
     if len(batches) < HELD:  # a few large batches: each gives its share
-        batches = [piece for batch in batches for piece in split(batch, max(1, rows(batch) // (2 * HELD)))]
+        batches = [piece for batch in batches for piece in pieces(batch, max(1, rows(batch) // (2 * HELD)))]
+    if len(batches) < 2:
+        raise _not_parted(batches[0])
     order = torch.randperm(len(batches), generator=torch.Generator().manual_seed(SEED), device="cpu").tolist()
     count = max(1, round(len(batches) * max(1 / HELD, (total - most) / total)))
     held, used = ([batches[index] for index in sorted(part)] for part in (order[:count], order[count:]))
@@ -87,14 +89,18 @@ def parted(model: nn.Module, data: Any, samples: int | Callable[[Batch], int]) -
     return Samples(tuple(taken), tuple(held), said)
 
 
+def _not_parted(batch: Batch) -> DataError:
+    return DataError(
+        "the data cannot be parted to hold some of them back for judging",
+        got=f"one batch: {batch.whole}",
+        wanted="several batches, or one whose axes tell its samples",
+        remedy="give smaller batches",
+    )
+
+
 def rows(batch: Batch) -> int:
     """Return how many samples a batch holds."""
-    return next(leaf.shape[0] if leaf.ndim else 1 for leaf in tree_leaves(batch.inputs) if isinstance(leaf, Tensor))
-
-
-def split(batch: Batch, size: int) -> list[Batch]:
-    """Return a batch in pieces of `size` samples."""
-    return [_rows(batch, at, at + size) for at in range(0, rows(batch), size)]
+    return batch.samples
 
 
 def example_of(batches: Sequence[Batch], count: int) -> Any:
@@ -103,7 +109,7 @@ def example_of(batches: Sequence[Batch], count: int) -> Any:
     Raises:
         DataError: No batch has so many samples.
     """
-    groups = [trimmed(piece.inputs) for batch in batches for piece in split(batch, count) if rows(piece) == count]
+    groups = [trimmed(piece.inputs) for batch in batches for piece in pieces(batch, count) if rows(piece) == count]
     if not groups:
         raise DataError(
             f"no batch of the data has {count} samples",
@@ -116,7 +122,7 @@ def example_of(batches: Sequence[Batch], count: int) -> Any:
 
 def sizes_of(batches: Sequence[Batch], count: int) -> tuple[int, ...]:
     """Return the tokens of a small, a median and a large call of `count` samples: tenths of the data lie beyond."""
-    groups = [piece.inputs for batch in batches for piece in split(batch, count) if rows(piece) == count]
+    groups = [piece.inputs for batch in batches for piece in pieces(batch, count) if rows(piece) == count]
     sizes = sorted(tokens_of(trimmed(inputs)) for inputs in groups)
     return tuple(sorted({sizes[round(share * (len(sizes) - 1))] for share in (0.1, 0.5, 0.9)}))
 
@@ -144,24 +150,3 @@ def tokens_of(inputs: Any) -> int:
 
 def _values(inputs: Any) -> int:
     return sum(leaf.numel() for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
-
-
-def _rows(batch: Batch, begin: int, end: int) -> Batch:
-    size = rows(batch)
-
-    def cut(value: Any) -> Any:
-        return _mapped(value, lambda leaf: leaf[begin:end] if leaf.ndim and leaf.shape[0] == size else leaf)
-
-    return Batch(cut(batch.inputs), cut(batch.target))
-
-
-def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    match value:
-        case torch.Tensor():
-            return change(value)
-        case tuple() | list():
-            return type(value)(_mapped(item, change) for item in value)
-        case Mapping():
-            return {key: _mapped(item, change) for key, item in value.items()}
-        case _:
-            return value

@@ -21,10 +21,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from twofour import calls
-from twofour.calibration import Batch, Held, hold_back, part
+from twofour.calibration import Batch, Held, hold_back, pieces
 from twofour.calibration.gradients import trainable
 from twofour.calibration.held import EVERY
 from twofour.calibration.passes import calibrating
@@ -129,10 +129,11 @@ def _held(model: nn.Module, batches: Sequence[Batch] | None) -> tuple[list[Batch
             wanted="data: inputs as the model takes them",
             remedy="data=loader; targets are not needed",
         )
-    if len(batches) < EVERY and any(batch.samples < EVERY for batch in batches):
+    least, whole = min(batch.samples for batch in batches), next((b.whole for b in batches if b.whole), "")
+    if len(batches) < EVERY and (whole or least < EVERY):
         raise DataError(
             "no sample can be held back to judge a reconstruction",
-            got=f"{len(batches)} batches, of {min(batch.samples for batch in batches)} samples the smallest",
+            got=f"{len(batches)} batches, {f'not to be cut: {whole}' if whole else f'of {least} samples the smallest'}",
             wanted=f"{EVERY} batches, or {EVERY} samples in each",
             remedy=f"give more samples: {EVERY - len(batches)} more batches, or {EVERY} samples or more in each",
         )
@@ -204,14 +205,8 @@ def _values(model: nn.Module, pruned: Sequence[tuple[PrunableWeight, Tensor]]) -
 
 
 def _parted(batches: Sequence[Batch]) -> list[Batch]:
-    """Return the batches in parts of a step's size, of tensors without a history; as they are where axes disagree."""
-    small = list[Batch]()
-    for batch in batches:
-        sizes = {leaf.shape[0] for leaf in tree_leaves(batch.inputs) if isinstance(leaf, Tensor) and leaf.ndim}
-        square = any(isinstance(x, Tensor) and set(x.shape[:2]) == sizes for x in tree_leaves(batch.inputs))
-        whole = len(sizes) != 1 or (square and batch.samples > SAMPLES)
-        step = batch.samples if whole else SAMPLES
-        small += [part(batch, start, start + step) for start in range(0, batch.samples, max(step, 1))]
+    """Return the batches in pieces of a step's size, where they can be cut, of tensors without a history."""
+    small = [piece for batch in batches for piece in pieces(batch, SAMPLES)]
     return [Batch(tree_map(lambda x: x.detach().clone() if isinstance(x, Tensor) else x, b.inputs)) for b in small]
 
 
