@@ -1,6 +1,7 @@
 """Reconstruction: nearer answers on data held back or the criterion's values to the bit, and masks hold either way."""
 
 import copy
+import time
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +15,7 @@ from twofour.errors import DataError, RecipeError
 from twofour.pruning import reconstruction_report
 from twofour.reconstruction import solving
 from twofour.reconstruction.distances import answers_apart
+from twofour.reconstruction.pace import Pace
 from twofour.reconstruction.solving import Looks
 
 
@@ -260,8 +262,50 @@ def test_steps_that_take_too_long_are_not_begun(
     monkeypatch.setattr(solving, "BLOCK_SECONDS", 0.0)
     monkeypatch.setattr(solving, "MODEL_BYTES", 0)
     model = twofour.prune(Stack(), "2:4", data=tokens(), progress=False)
-    assert "block 1 of 3 is not reconstructed: a step takes" in caplog.text and "blocks alone" in caplog.text
+    report = reconstruction_report(model)
+    assert report is not None and [part[:27] for part in report.short] == [
+        f"block {number} of 3: 0 of 30 steps" for number in (1, 2, 3)
+    ]
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "for want of time 3 parts of the model" in warning and "reconstruct=False leaves it out" in warning
+    assert "blocks alone" in caplog.text
     assert same(held(model), held(twofour.prune(Stack(), "2:4", data=tokens(), progress=False, reconstruct=False)))
+
+
+def test_a_cold_first_step_and_a_busy_machine_take_no_steps_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solving, "MODEL_SECONDS", 3.0)
+    cold = [True]
+
+    def load(_: int) -> None:  # as a step that compiles what it runs, and is alone in that
+        if torch.is_grad_enabled() and cold:
+            cold.clear()
+            end = time.thread_time() + 0.2
+            while time.thread_time() < end:
+                pass
+
+    def wait(_: int) -> None:  # as a step whose core another process has
+        if torch.is_grad_enabled():
+            time.sleep(0.06)
+
+    quiet, loading, waiting = (
+        twofour.prune(Stack(fail=fail), "2:4", data=tokens(), progress=False) for fail in (None, load, wait)
+    )
+    assert not cold and [reconstruction_report(model).short for model in (quiet, loading, waiting)] == [()] * 3  # pyright: ignore
+    assert same(held(quiet), held(loading)) and same(held(quiet), held(waiting))
+
+
+def test_a_pace_is_told_by_the_quickest_step_for_its_size_and_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("twofour.reconstruction.pace.time.thread_time", lambda: now[0])
+    pace = Pace(torch.device("cpu"), [10, 30], 8.0)
+    fits = list[int]()
+    for index, took in [(0, 9.0), (0, 0.5), (1, 0.9), (1, 0.6), (1, 0.6), (0, 0.1)]:
+        with pace.step(index):
+            now[0] += took
+        if pace.due():
+            fits.append(pace.fit())
+    # after two steps since the time was up by then, after three, and after six
+    assert fits == [8, 13, 40]
 
 
 def test_a_model_that_is_no_chain_is_solved_whole() -> None:

@@ -40,6 +40,11 @@ _log = logging.getLogger("twofour.reconstruction")
 SAMPLES = 16
 """Samples of a step at most, where batches can be parted."""
 _FLAT = ("weight", "bias")
+_SHORT = (
+    "for want of time %d parts of the model were reconstructed in fewer steps, or not at all (%s), so that another run "
+    "may come to other values; shorter sequences or smaller images in `data`, or more threads, make a step shorter; "
+    "reconstruct=False leaves it out"
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class Report:
         kept: Whether it stands: not where `after` is no smaller.
         samples: How many samples judged.
         seconds: What it took.
+        short: What had fewer steps for want of time, or none; other runs may make more or fewer.
     """
 
     before: float
@@ -60,6 +66,7 @@ class Report:
     kept: bool
     samples: int
     seconds: float
+    short: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         done = "kept" if self.kept else "no smaller, so the values of the criterion stand"
@@ -185,8 +192,11 @@ def reconstruct(
         run.solve([weight for weight, _ in pruned])
     for parameter, best in run.best.items():
         write(parameter, best)
-    report = Report(before, run.least, run.least < before, held.samples, time.perf_counter() - begin)
+    took = time.perf_counter() - begin
+    report = Report(before, run.least, run.least < before, held.samples, took, tuple(run.short))
     _log.info("%s", report)
+    if run.short:
+        _log.warning(_SHORT, len(run.short), cut("; ".join(run.short), 300))
     return report
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
 
 from twofour import calls
 from twofour.calibration import Batch, Held, blocks, to_device
@@ -22,6 +22,7 @@ from twofour.calibration.held import MOST_BYTES
 from twofour.layers import PrunableWeight
 from twofour.progress import Progress, Work
 from twofour.reconstruction.distances import answers_apart, leaves_apart, relative
+from twofour.reconstruction.pace import Pace
 
 _log = logging.getLogger("twofour.reconstruction")
 
@@ -40,7 +41,7 @@ WARM = 20
 """Steps over which the rate rises. Of a block it falls to zero as a cosine then; of the whole model it stays, and falls
 as a line at the end."""
 BLOCK_SECONDS, MODEL_SECONDS = 400.0, 200.0
-"""Of all blocks together, and of the whole model: where a step takes long, there are fewer."""
+"""As `Pace` counts them, of all blocks together and of the whole model: where a step takes long, there are fewer."""
 FEWEST = 30
 """Steps below which nothing is begun."""
 MODEL_BYTES = 4 << 30
@@ -189,6 +190,8 @@ class Run:
     def __post_init__(self) -> None:
         self.device = next(iter(self.values)).device
         self.batches = [Batch(to_device(batch.inputs, self.device)) for batch in self.batches]
+        self.sizes = [_values_in(batch) for batch in self.batches]
+        self.short: list[str] = []
         self.answers: dict[int, Any] = {}
         self.room = MOST_BYTES
         self.draw = torch.Generator("cpu").manual_seed(0)
@@ -294,30 +297,34 @@ class Run:
         values = [self.values[parameter] for parameter in part.module.parameters() if parameter in self.values]
         if not values:
             return
-        begin = time.perf_counter()
         groups = [{"params": [master := value.begin()], "lr": part.rate * _size(master)} for value in values]
         optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99))
         rates, step = [group["lr"] for group in optimizer.param_groups], 0
-        looks = course(part.steps)
+        looks, fit = course(part.steps), part.steps
+        pace = Pace(self.device, self.sizes, part.seconds)
         while step < looks.steps:
             for group, full in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = full * looks.rate(step)
-            if (apart := self._step(part, optimizer)) is None:
+            index = int(torch.randint(len(self.batches), (), generator=self.draw, device="cpu"))
+            with pace.step(index):
+                apart = self._step(part, optimizer, index)
+            if apart is None:
                 break  # what it was solved to so far is judged as all is
             step += 1
             self.display.advance(f"{part.where}, distance {apart:.4f}")
-            if step == 1 and (fit := self._affordable(part, time.perf_counter() - begin)) < part.steps:
-                looks = course(fit)
+            if pace.due() and (found := _affordable(part, pace)) != fit:
+                looks, fit = course(found), found
             if looks.due(step) and looks.nearer(step, self.judge):
                 for value in values:
                     value.keep_now()
         for value in values:
             value.master = None
         self._leave_out(part, part.steps - step)
+        if fit < part.steps and step >= fit:
+            self.short.append(f"{part.where}: {fit} of {part.steps} steps, of {pace.least:.2g} s each")
 
-    def _step(self, part: Part, optimizer: torch.optim.Optimizer) -> float | None:
+    def _step(self, part: Part, optimizer: torch.optim.Optimizer, index: int) -> float | None:
         """Take a step; return the distance before it, None where it is no number or has no gradient to follow."""
-        index = int(torch.randint(len(self.batches), (), generator=self.draw, device="cpu"))
         with torch.enable_grad(), self.work.doing(part.kind, part.amount):
             apart = part.distance(index)
             if not apart.requires_grad or not torch.isfinite(apart):
@@ -332,17 +339,6 @@ class Run:
         self.steps -= steps
         self.work.skip(part.kind, steps * part.amount)
         self.display.move(total=self.steps)
-
-    def _affordable(self, part: Part, first: float) -> int:
-        """Return how many steps there is time for, told by the first one; 0 where they would be too few."""
-        fit = min(part.steps, int(part.seconds / max(first, 1e-9)))
-        if fit < min(FEWEST, part.steps):
-            said = part.where, first, part.seconds
-            _log.info("%s is not reconstructed: a step takes %.1f s, and there are %.0f s", *said)
-            return 0
-        if fit < part.steps:
-            _log.info("%s has %d of %d steps: one takes %.1f s", part.where, fit, part.steps, first)
-        return fit
 
     def _now(self, module: nn.Module) -> dict[str, Tensor]:
         """Return what the module's parameters are solved to, by their names: one of each module that it has twice."""
@@ -365,6 +361,16 @@ def _holding(values: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
     finally:
         for parameter, own in before:
             parameter.data = own
+
+
+def _affordable(part: Part, pace: Pace) -> int:
+    """Return how many steps there is time for; 0 where they would be too few."""
+    fit = min(part.steps, pace.fit())
+    return 0 if fit < min(FEWEST, part.steps) else fit
+
+
+def _values_in(batch: Batch) -> int:
+    return sum(leaf.numel() for leaf in tree_leaves(batch.inputs) if isinstance(leaf, Tensor))
 
 
 def _size(values: Tensor) -> float:
