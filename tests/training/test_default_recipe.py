@@ -230,6 +230,15 @@ def test_what_is_refused_leaves_the_dense_model_as_it_was(changes, words):
     assert not masks.of(model) and all(torch.equal(before[name], p) for name, p in model.state_dict().items())
 
 
+def test_a_model_that_is_wholly_frozen_is_refused_before_it_is_pruned():
+    model = trained().requires_grad_(False)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(TrainingError, match="all frozen"):
+        quick(model)
+    assert not masks.of(model) and all(torch.equal(before[name], p) for name, p in model.state_dict().items())
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
 def test_wrappers_for_several_devices_are_refused_by_name():
     model = trained()
     with pytest.raises(TrainingError, match=r"model, a DataParallel[\s\S]*finetune\(model.module"):

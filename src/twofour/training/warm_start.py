@@ -234,7 +234,18 @@ def _require_unused(folder: Path) -> None:
 
 
 def _require_trainable(model: nn.Module, plan: Plan) -> None:
-    """Refuse what would only fail after pruning: a loss that is no number, an optimiser or a schedule that is none."""
+    """Refuse what would only fail after pruning: all frozen, a loss, an optimiser or a schedule that is none.
+
+    Raises:
+        TrainingError: It would.
+    """
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise TrainingError(
+            "the model has nothing to train",
+            got="a model whose parameters are all frozen",
+            wanted="parameters that require gradients",
+            remedy="model.requires_grad_(True), or of a part of it; twofour.prune alone prunes frozen weights",
+        )
     if plan.judge is None or plan.judge.held is None:
         judge.held_loss(model, plan.loss, judge.Held((judge.first_batch(plan.loader, plan.seed),), 1, apart=False))
     plan.start(model, {})
