@@ -215,6 +215,7 @@ def test_one_batch_a_model_in_evaluation_mode_and_a_loader_without_a_length(capl
         ({"keep": "last", "held": [(torch.zeros(2, 16), torch.zeros(2).long())]}, "nothing is judged by `held`"),
         ({"held": []}, "nothing in `held`"),
         ({"prune": {"simplify": True}}, "'simplify'"),
+        ({"prune": {"data": iter([torch.zeros(2, 16)])}}, "data of `prune` can be walked only once"),
         ({"prune": ["head"]}, "a mapping of arguments of twofour.prune"),
         ({"teacher": "me"}, '"dense", "control", a torch.nn.Module'),
         ({"scheme": "2:4", "pattern": "2:4"}, "a scheme, which prunes meanwhile"),

@@ -70,8 +70,8 @@ def options(model: nn.Module, pattern: Any, given: Any, *, scheme: bool, folder:
     It is if it has neither masks nor low bits, which are trained without masks too, and no scheme prunes it instead.
 
     Raises:
-        TrainingError: `prune` has no such arguments, the model is not pruned here and there are some, or the folder is
-            of a run that began with a dense model.
+        TrainingError: `prune` has no such arguments, or data that can be walked only once, the model is not pruned here
+            and there are some, or the folder is of a run that began with a dense model.
     """
     dense = not scheme and not masks.of(model) and not describe_attached(model)
     if not dense:
@@ -97,6 +97,13 @@ def options(model: nn.Module, pattern: Any, given: Any, *, scheme: bool, folder:
             got=repr(wrong[0]),
             wanted=", ".join(taken),
             remedy="pattern= is an argument of its own; to simplify, call twofour.simplify first",
+        )
+    if isinstance(walked := (given or {}).get("data"), Iterator):
+        raise TrainingError(
+            "the data of `prune` can be walked only once",
+            got=f"an iterator ({type(walked).__name__})",
+            wanted="something to iterate over anew: the channels in their order, and the control, are pruned by it too",
+            remedy='prune={"data": list(data)}, a DataLoader, or nothing: batches of the loader then',
         )
     return {"pattern": "2:4" if pattern is None else pattern, **(given or {})} if dense else None
 
