@@ -1,6 +1,7 @@
 """What `data` may be: batches and pairs in every form, cut to the samples asked for."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -172,6 +173,71 @@ def test_a_mask_among_positional_inputs_is_known_by_the_name_that_forward_has_fo
             return attention_mask[0]
 
     assert isinstance(take(Any(), [Batch((ids, mask))], 4)[0].inputs, tuple)
+
+
+class Padded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.linear = nn.Embedding(4, 16), nn.Linear(16, 16)
+
+    def forward(self, input_ids=None, attention_mask=None, labels=None):
+        return self.linear(self.embedding(input_ids))
+
+
+def test_a_mask_that_is_taken_for_the_target_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """A DataLoader of TensorDataset(ids, mask): the model never saw the mask, and padding counted as tokens."""
+    ids, mask = torch.randint(1, 4, (8, 6)), torch.ones(8, 6, dtype=torch.long)
+    mask[:, 2:] = 0
+    loader = [[ids[:4], mask[:4]], [ids[4:], mask[4:]]]
+    told = r"""`forward` has `attention_mask` in its place .*\{'input_ids': ..., 'attention_mask': ...\}, .*Batch\("""
+    rows = []
+    for data, warnings in (
+        (loader, 1),
+        ([Batch(*pair) for pair in loader], 0),
+        ([{"input_ids": ids, "attention_mask": mask}], 0),
+    ):
+        caplog.clear()
+        model = Padded()
+        options = {"eligibility": "any", "progress": False, "reconstruct": False}
+        twofour.prune(model, "2:4", data=data, **options)
+        found = [record for record in caplog.records if re.search(told, record.message)]
+        assert len(found) == warnings and all(record.levelname == "WARNING" for record in found)
+        rows.append(pruning.outcomes(model)[0].rows)
+    assert rows == [48, 48, 16], "as a target it hides nothing"
+
+
+@in_turn(
+    ("model", "pair", "told"),
+    [
+        (Padded(), (IDS, IDS == 1), True),
+        (Padded(), (torch.ones(16, 16, 5), IDS.float()), True),
+        (Padded(), (IDS, IDS + 1), False),  # classes of tokens
+        (Padded(), (IDS, torch.ones(16)), False),
+        (Padded(), (IDS, torch.ones(16, 15)), False),
+        (Padded(), ((IDS, IDS), IDS), False),
+        (Padded(), {"input_ids": IDS}, False),
+        (Optional(), (IDS, IDS), False),  # no mask by its name
+        (nn.Identity(), (IDS, IDS), False),
+    ],
+)
+def test_what_may_be_a_mask_goes_by_name_shape_and_values(model, pair, told: bool, caplog) -> None:
+    for again, number in ((pair, int(told)), (Batch(pair), 0)):
+        caplog.clear()
+        take(model, [again, again], 100)
+        assert len(caplog.records) == number
+    caplog.clear()
+    take(model, [pair], 100, paired=True)
+    assert not caplog.records, "a loss wants the target"
+
+
+def test_a_padding_mask_in_floats_is_known_too(caplog: pytest.LogCaptureFixture) -> None:
+    class Padding(nn.Module):
+        def forward(self, x, src_key_padding_mask=None):
+            return x
+
+    hidden = torch.zeros(4, 3).masked_fill(torch.tensor([False, True, True]), float("-inf"))
+    (batch,) = take(Padding(), [(torch.ones(4, 3, 5), hidden)], 4)
+    assert "src_key_padding_mask" in caplog.text and batch.target is hidden
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,8 @@ def take(
 
     A tuple or list of two is a pair (input, target) if `paired`, or if the model's forward can be called with one
     argument; else it holds two arguments, unless its first entry is a dict of arguments for the forward, or a tuple of
-    them beside None: that is a pair. A `Batch` is taken as it is.
+    them beside None: that is a pair. A `Batch` is taken as it is. A warning says where what is taken for a target fits
+    the forward as a mask of tokens.
 
     Args:
         model: Its forward decides whether a tuple of two is a pair.
@@ -134,6 +135,8 @@ def take(
     have = wanted = spare = rest = 0
     for number, item in _spread(data):
         batch = read(model, item, paired)
+        if not found and batch is not item and not paired:
+            _warn_of_mask(model, batch)
         size = _require_samples(batch.inputs, item, number)
         wanted = samples(batch) if callable(samples) else samples
         if (spare := have + size - wanted) > 0:
@@ -288,6 +291,28 @@ def _parted(model: nn.Module, item: Any, paired: bool) -> Batch:
             remedy="twofour.calibration.Batch(inputs, target), or a dict of keyword arguments",
         )
     return Batch(item)
+
+
+def _warn_of_mask(model: nn.Module, pair: Batch) -> None:
+    """Warn where the target of a pair may be a mask of tokens: the forward has one there, and it holds what one does.
+
+    It is not taken for the mask, since classes of tokens may be 0 and 1 too.
+    """
+    tokens, mask = pair.inputs, pair.target
+    if not isinstance(tokens, Tensor) or not isinstance(mask, Tensor) or mask.ndim != 2:
+        return
+    try:
+        names = [*inspect.signature(model.forward).bind(tokens, mask).arguments]
+    except (TypeError, ValueError):  # it takes one argument alone, or there is no signature
+        return
+    fits = mask.shape == tokens.shape[:2] and names[1:] and names[1] in (*_COUNTING, *_PADDING)
+    if fits and bool(((mask == 0) | (mask == 1) | (mask == float("-inf"))).all()):
+        _log.warning(
+            "the second of a pair is taken for the target, though `forward` has `%s` in its place and it holds what "
+            "a mask does: if it is the mask, padding counts as data. Pass a dict, {%r: ..., %r: ...}, where it is the "
+            "mask, and twofour.calibration.Batch(input, target) where it is the target",
+            *(names[1], names[0], names[1]),
+        )
 
 
 def _require_samples(inputs: Any, item: Any, number: int) -> int:
