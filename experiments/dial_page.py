@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import records
 from arms import DENSE
-from dial import DIALS, TWO_FOUR, Dial, key
+from dial import DIALS, PATTERNS, SHARES, TWO_FOUR, Dial, key, mixed
 from records import Clocked, Turned, load
 from tasks import TASKS
 from twofour.drawing import drawn
@@ -35,8 +36,10 @@ task against what the compiled model takes.
   them), relative to theirs.
 * **regained** is the share of what 2:4 lost that a row has back, by the task and by the answers; **given up** the share
   of the time that 2:4 won. Both are 0 for 2:4 and 100 % for dense: a row that regains more than it gives up lies above
-  the straight line between the ends. Of the task it is left out where 2:4 lost no more than 0.2 points, or 0.5 of
-  perplexity.
+  the straight line between the ends, by the difference of the two in points of a hundred. Of the task it is left out
+  where 2:4 lost no more than 0.2 points, or 0.5 of perplexity.
+* A loss of accuracy has at most the standard error that stands beside it: that of nets which never err on the same
+  example. Of a loss smaller than twice that, shares say little. None is known here of a correlation or a perplexity.
 * **ms**: median of a call of the compiled model in float32, processor time of one thread. The models of a table are
   compiled first, then called in turns on the same real data; activations are packed within the call, weights are warm.
 * **sparse**: products that leave zeros out. `compile` takes the dense one where it measured that to be faster.
@@ -64,9 +67,14 @@ class Point:
     given: float
 
     @property
-    def above(self) -> float:
-        """How far above the straight line: by the task, else by the answers."""
-        return (self.nearer if self.regained is None else self.regained) - self.given
+    def above(self) -> float | None:
+        """How far above the straight line by the task; None where 2:4 lost nothing of it."""
+        return None if self.regained is None else self.regained - self.given
+
+    @property
+    def closer(self) -> float:
+        """How far above the straight line by the answers."""
+        return self.nearer - self.given
 
 
 def curve(rows: Mapping[str, Turned], times: Mapping[str, Clocked], criterion: str, higher: bool) -> list[Point]:
@@ -164,14 +172,14 @@ def _section(dial: Dial, head: dict[str, Any], rows: dict[str, Turned], times: d
         verdicts.append(_verdict(criterion, points, metric))
     dense = next(point for points in curves.values() for point in points if point.row.key == DENSE)
     load_average = max((row.load for row in times.values() if row.load is not None), default=0.0)
-    commits = ", ".join(sorted({row.commit for row in (*rows.values(), *times.values())}))
     return "\n".join(
         [
             *lines,
             f"{_line(dense, metric)}\n",
             *verdicts,
+            *(f"{said}\n" for said in (dial.remark, _missing(dial, rows.keys() & times.keys())) if said),
             f"Timed on {head['timed']['cpu']} ({times[DENSE].samples} rounds, load {load_average:.1f}); "
-            f"twofour at {commits}.\n",
+            f"{_versions(rows, times)}\n",
         ]
     )
 
@@ -180,38 +188,75 @@ def _line(point: Point, metric: dict[str, Any]) -> str:
     row, clocked = point.row, point.clocked
     dense_kernels = sum(count for name, count in clocked.operations.items() if name.startswith(("dense", "torch")))
     layers = sum(clocked.operations.values())
-    regained = "" if point.regained is None else f"{100 * point.regained:.0f} %"
+    regained = "" if point.regained is None else _share(point.regained)
     cells = [
         row.key,
         f"{row.value:.{metric.get('decimals', 2)}f}",
         f"{row.away:.4f}",
-        f"{100 * row.density:.0f} %",
+        _share(row.density),
         f"{layers - dense_kernels} of {layers}",
         f"{clocked.ms:.2f}",
         regained,
-        f"{100 * point.nearer:.0f} %",
-        f"{100 * point.given:.0f} %",
+        _share(point.nearer),
+        _share(point.given),
     ]
     return f"| {' | '.join(cells)} |"
 
 
+def _share(share: float) -> str:
+    """In per cent, whole ones, and no minus in front of a zero."""
+    return f"{round(100 * share)} %"
+
+
 def _verdict(criterion: str, points: Sequence[Point], metric: dict[str, Any]) -> str:
-    """Say where the curve lies: by the task, or by the answers where the task has nothing to win."""
-    between = [point for point in points if point.row.key not in (DENSE, key(criterion, TWO_FOUR))]
-    by = "task" if points[0].regained is not None else "answers"
-    high = sorted((point for point in between if point.above > 0), key=lambda point: -point.above)
-    under = sorted((point for point in between if point.above <= 0), key=lambda point: point.above)
-    told = [
-        f"{word} it {', '.join(f'{_short(p.row.key)} ({100 * p.above:+.0f})' for p in some)}"
-        for word, some in (("above", high), ("on or below", under))
-        if some
-    ]
-    verdict = "above" if high and not under else "below" if not high else "partly above"
-    nothing = "2:4 is where dense is, so the task has nothing to win. " if by == "answers" else ""
-    return (
-        f"{criterion}: {nothing}By the {by} the curve lies {verdict} the straight line; points of a hundred "
-        f"{'; '.join(told)}.\n"
-    )
+    """Say where the curve lies, by the task where 2:4 lost something of it, and by the answers."""
+    first, dense = (next(p.row for p in points if p.row.key == end) for end in (key(criterion, TWO_FOUR), DENSE))
+    between = [point for point in points if point.row.key not in (DENSE, first.key)]
+    lost = f"2:4 {_loss(first, dense, metric)}."
+    if not between:
+        return f"{criterion}: {lost} Nothing is measured between 2:4 and dense.\n"
+    by_task = {_short(p.row.key): p.above for p in between if p.above is not None}
+    task = f"By the task {_placed(by_task)}" if by_task else "It is where dense is: the task has nothing to win."
+    answers = _placed({_short(p.row.key): p.closer for p in between})
+    return f"{criterion}: {lost} {task} By the answers {answers}\n"
+
+
+def _loss(first: Turned, dense: Turned, metric: dict[str, Any]) -> str:
+    """What 2:4 loses of the task, with the standard error of an accuracy, at most."""
+    lost = (dense.value - first.value) * (1 if metric["higher"] else -1)
+    said = f"{'loses' if lost >= 0 else 'gains'} {abs(lost):.{metric.get('decimals', 2)}f}"
+    if metric["name"] != "accuracy":
+        return said
+    # Pairs of which one net is right and the other wrong: at most the errors of both, 100 % = 1.
+    apart = (200 - first.value - dense.value) / 100
+    error = 100 * math.sqrt(apart / metric["held_out"])
+    chance = ", which chance can make" if abs(lost) < 2 * error else ""
+    return f"{said} (standard error at most {error:.2f}){chance}"
+
+
+def _placed(above: Mapping[str, float]) -> str:
+    """Say where rows lie, by how far each is above the straight line."""
+    high = [far > 0 for far in above.values()]
+    verdict = "above" if all(high) else "partly above" if any(high) else "below"
+    told = ", ".join(f"{name} {round(100 * far):+d}" for name, far in above.items())
+    return f"the curve lies {verdict} the straight line: {told}."
+
+
+def _missing(dial: Dial, measured: Collection[str]) -> str:
+    """Name the rows that are not measured yet, and criteria of which none is; nothing where all are."""
+    wanted = (*PATTERNS, *(mixed(share) for share in SHARES))
+    told: list[str] = []
+    for criterion in dial.criteria:
+        lacking = [key(criterion, pattern) for pattern in wanted if key(criterion, pattern) not in measured]
+        told += [criterion] if len(lacking) == len(wanted) else lacking
+    return f"Not measured yet: {', '.join(told)}." if told else ""
+
+
+def _versions(rows: Mapping[str, Turned], times: Mapping[str, Clocked]) -> str:
+    """The versions of twofour that pruned and that ran the models, and whether those are several."""
+    pruned, clocked = (sorted({row.commit for row in some.values()}) for some in (rows, times))
+    several = " (rows of several versions of the code)" if len({*pruned, *clocked}) > 1 else ""
+    return f"pruned by twofour at {', '.join(pruned)}, timed at {', '.join(clocked)}{several}."
 
 
 def _short(name: str) -> str:

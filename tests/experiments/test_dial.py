@@ -118,9 +118,12 @@ def test_the_page_sets_rows_beside_the_straight_line(here, monkeypatch):
     text = _sections(dial_page, here)
     assert "| wanda: 2:4+25% | 86.00 | 0.3000 | 50 % | 3 of 4 | 2.50 | 60 % | 25 % | 50 % |" in text
     assert "| auto: 2:4+25% | 89.95 | 0.1500 | 50 % | 3 of 4 | 2.50 |  | 25 % | 50 % |" in text  # 0.1 is no loss
-    assert "wanda: By the task the curve lies partly above the straight line" in text
-    assert "above it 2:4+25% (+10); on or below it mixed 50 % (-10)." in text
-    assert "auto: 2:4 is where dense is, so the task has nothing to win. By the answers the curve lies below" in text
+    assert "wanda: 2:4 loses 10.00 (standard error at most 3.42). By the task the curve lies partly above" in text
+    assert "line: mixed 50 % -10, 2:4+25% +10. By the answers the curve lies below the straight line: " in text
+    assert "auto: 2:4 loses 0.10 (standard error at most 2.80), which chance can make. It is where dense is: " in text
+    assert "By the answers the curve lies below the straight line: 2:4+25% -25." in text and "-0" not in text
+    assert "Not measured yet: auto: 2:4+12.5%, auto: 2:4+50%, auto: mixed 25 %, " in text
+    assert "pruned by twofour at abc, timed at abc." in text
     assert text.count("| dense | 90.00") == 1 and (here / "figures" / "dial.svg").exists()
 
 
