@@ -30,8 +30,9 @@ AUTO = "auto"
 def default(data: Any) -> Criterion:
     """Return the criterion that "auto" stands for.
 
-    That is "admm" with data, which of all one-shot criteria lost least in every record of docs/results.md, and
-    "magnitude" without.
+    That is "admm" with data, and "magnitude" without. Of the criteria that solve layers one by one "admm" lost least in
+    every task of docs/results.md, by the mean of the seeds; "learned", which trains by a loss, lost less in one (a
+    perplexity of 7.98 for 8.67 on the stories), though not less than "admm" reconstructed (6.41), and more in two.
     """
     return Magnitude() if data is None else ADMM()
 
