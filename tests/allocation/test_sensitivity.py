@@ -126,6 +126,22 @@ def test_the_model_is_unchanged_after_an_error_or_an_interruption(model, data):
         assert_same(before, model)
 
 
+def test_what_is_not_used_is_said(model, data, caplog: pytest.LogCaptureFixture) -> None:
+    """Aloud where nobody asked for a number: of 400 samples 128 were taken without a word."""
+    many = [pair for _ in range(25) for pair in data]
+    for samples, level, count in ((None, "WARNING", 128), (16, "INFO", 16)):
+        caplog.clear()
+        with caplog.at_level("INFO", logger="twofour"):
+            verb(model, many, ("dense", "2:4"), skip=["conv", "head"], samples=samples, progress=False)
+        (record,) = [record for record in caplog.records if "not used" in record.message]
+        unused = 50 - count // 8
+        said = f"calibrated on {count} samples spread over the data; not used: {unused} of 50 batches."
+        assert record.levelname == level and record.message.startswith(said)
+    caplog.clear()
+    verb(model, data, ("dense", "2:4"), skip=["conv", "head"], progress=False)
+    assert "not used" not in caplog.text
+
+
 def test_evaluate_is_larger_where_better(model, data):
     def evaluate(m: nn.Module) -> float:
         assert not m.training and not torch.is_grad_enabled()

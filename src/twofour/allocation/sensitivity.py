@@ -46,7 +46,7 @@ def sensitivity(
     criterion: str | Criterion = "magnitude",
     loss: Callable[[Any, Any], Tensor] | None = None,
     evaluate: Callable[[nn.Module], float] | None = None,
-    samples: int = criteria.SAMPLES,
+    samples: int | None = None,
     skip: str | Sequence[str] = (),
     eligibility: str = "asp",
     progress: bool = True,
@@ -68,7 +68,7 @@ def sensitivity(
             unless there is `evaluate`. "taylor" needs it.
         evaluate: `evaluate(model)` -> a number such as accuracy, larger is better; called in evaluation mode without
             gradients.
-        samples: How many samples of `data` are used.
+        samples: How many samples of `data` are used; 128 where it is None, with a warning that says which are not.
         skip: Globs of layers to leave out.
         eligibility: "asp" or "any", as in `prune`.
         progress: Show a progress bar on a terminal.
@@ -92,7 +92,8 @@ def sensitivity(
     skipped = {**{entry.name: entry.reason for entry in found.skipped}, **skipped}
     if not fitting:
         raise _nothing("no layer of the model is eligible", skipped)
-    batches = calibration.take(model, data, samples, paired=loss is not None)
+    tell, count = (_log.warning, criteria.SAMPLES) if samples is None else (_log.info, samples)
+    batches = calibration.take(model, data, count, paired=loss is not None, tell=tell)
     with Progress(progress) as display, calibrating(model), torch.no_grad():
         display.begin("sensitivity of weights", len(fitting))
         run, refused = _run(model, fitting, chosen, batches, loss, evaluate, display)
