@@ -132,8 +132,7 @@ def prune(
         solved = _better_order(model, order, data, solving, attach)
     else:
         with _permuted(model, order if permute else None):
-            solved = solving()
-            attach(solved)
+            attach(solved := solving())
     model.__dict__[_OUTCOMES] = tuple(choice.outcome for choice in solved.choices)
     _log.log(logging.WARNING if solved.fitted else logging.INFO, "%s", solved.told(len(assignment.skipped)))
     return model
