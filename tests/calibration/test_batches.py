@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import twofour
@@ -329,4 +329,32 @@ def test_a_fifth_is_held_back_and_judges_by_the_dense_answers() -> None:
     assert held.lost(model) == pytest.approx(1)
     many = [calibration.Batch(torch.randn(20, 4)) for _ in range(50)]
     used, held = calibration.hold_back(model, many)
-    assert held.samples == 80 and sum(batch.samples for batch in used) == 920, "no more judge than are needed"
+    assert held.samples == 70 and sum(batch.samples for batch in used) == 930, "no more judge than are needed"
+
+
+@in_turn("size, count, distinct", [(32, 128, 16), (32, 1024, 16), (32, 16, 3), (1, 4096, 64), (3, 1000, 22)])
+def test_what_judges_is_spread_over_data_in_an_order(size: int, count: int, distinct: int) -> None:
+    data = [calibration.Batch(torch.full((size, 4), number / (count - 1))) for number in range(count)]
+    used, held = calibration.hold_back(nn.Linear(4, 3), data)
+    places = [batch.inputs[0, 0].item() for batch in held.batches]
+    assert len(places) == distinct and 64 <= held.samples <= 96 and places == sorted(places)
+    gaps = [after - before for before, after in zip([0.0, *places], [*places, 1.0], strict=True)]
+    assert max(gaps) < 2.1 / distinct, gaps
+    assert held.samples + sum(batch.samples for batch in used) == size * count, "each sample is used or judges"
+
+
+def test_a_batch_that_cannot_be_parted_judges_whole() -> None:
+    class Masked(nn.Linear):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            assert mask.shape == (len(x), len(x))
+            return super().forward(x)
+
+    data = [calibration.Batch((torch.randn(40, 4), torch.zeros(40, 40)))] * 20
+    used, held = calibration.hold_back(Masked(4, 3), data)
+    assert held.samples == 80 and sum(batch.samples for batch in used) == 640 + 2 * 40
+
+
+def test_few_of_many_batches_that_judge_are_spread_where_answers_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twofour.calibration.held.MOST_BYTES", 100)
+    held = calibration.judged(nn.Linear(4, 3), [calibration.Batch(torch.full((2, 4), float(n))) for n in range(16)])
+    assert [batch.inputs[0, 0].item() for batch in held.batches] == [0, 2, 4, 8, 12]

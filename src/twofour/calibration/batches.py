@@ -165,18 +165,24 @@ def _is_list(data: Any) -> bool:
 
 
 def _spread(data: Any) -> Iterator[tuple[int, Any]]:
-    """Yield the items and their numbers from 1: those of a list so that each first part is spread over all of it.
-
-    The order is that of van der Corput: numbers whose bits are reversed.
-    """
+    """Yield the items and their numbers from 1: those of a list so that each first part is spread over all of it."""
     if not _is_list(data):
         yield from enumerate(items(data), 1)
         return
-    bits = max(len(data) - 1, 1).bit_length()
+    for place in spread(len(data)):
+        yield place + 1, data[place]
+
+
+def spread(count: int) -> Iterator[int]:
+    """Yield the numbers below a count so that each first part is spread over all of them.
+
+    The order is that of van der Corput: numbers whose bits are reversed.
+    """
+    bits = max(count - 1, 1).bit_length()
     for number in range(1 << bits):
         place = int(f"{number:0{bits}b}"[::-1], 2)
-        if place < len(data):
-            yield place + 1, data[place]
+        if place < count:
+            yield place
 
 
 def some(batch: Batch, count: int) -> Batch:
