@@ -90,7 +90,8 @@ def finetune(
 
     With `checkpoint`, a run that was killed continues when called again with the same arguments and a model with the
     same masks, or the same dense model, and ends with the same bits as an uninterrupted run on the same number of
-    threads. Mid-epoch, batches already used are loaded again and left out.
+    threads; where it has to prune once more, unless a warning says that reconstruction had fewer steps for want of
+    time, whose number goes by the clock. Mid-epoch, batches already used are loaded again and left out.
 
     Args:
         model: A model pruned with `twofour.prune`, or a dense one; with `scheme` a dense one.

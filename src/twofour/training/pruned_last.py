@@ -3,7 +3,8 @@
 It has had no step since, but all steps before were those of a dense model, and no more of them than the control had.
 Where what pruning takes is little against what training under a mask leaves undone, it is the better one; the judge of
 the sparse run's states tells. Pruning draws its random numbers from the seed, so that a run that was killed meanwhile
-prunes once more, to the same bits.
+prunes once more, to the same bits unless reconstruction has fewer steps for want of time: their number goes by the
+clock then, and a warning says so.
 """
 
 from __future__ import annotations
