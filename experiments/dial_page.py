@@ -78,11 +78,16 @@ class Point:
 
 
 def curve(rows: Mapping[str, Turned], times: Mapping[str, Clocked], criterion: str, higher: bool) -> list[Point]:
-    """The rows of a criterion that are timed, and dense, in the order of their times; none where an end is missing."""
+    """The rows of a criterion that are timed, and dense, in the order of their times.
+
+    None where an end is missing, 2:4 takes no less time than dense, or answers as dense does: nothing can be given up.
+    """
     first = key(criterion, TWO_FOUR)
     if not {first, DENSE} <= rows.keys() & times.keys():
         return []
     low, high = rows[first], rows[DENSE]
+    if times[first].ms >= times[DENSE].ms or not low.away:
+        return []
     lost = (high.value - low.value) * (1 if higher else -1)
     won = times[DENSE].ms - times[first].ms
     points = [
@@ -123,7 +128,8 @@ def draw(folder: Path, path: Path) -> None:
                 axes.invert_yaxis()
             axes.set(title=TASKS[dial.task].title.partition(" (")[0], xlabel="ms", ylabel=head["metric"]["name"])
             axes.title.set_fontsize(8)
-            axes.legend(frameon=False, fontsize=7)
+            if axes.lines:
+                axes.legend(frameon=False, fontsize=7)
 
 
 def _draw_curve(axes: Any, criterion: str, points: Sequence[Point]) -> None:
@@ -167,6 +173,8 @@ def _section(dial: Dial, head: dict[str, Any], rows: dict[str, Turned], times: d
     verdicts = []
     curves = {criterion: curve(rows, times, criterion, metric["higher"]) for criterion in dial.criteria}
     curves = {criterion: points for criterion, points in curves.items() if points}
+    if not curves:
+        return f"{title}\n{command}\n\nNo curve: 2:4 and dense are not both timed, or 2:4 takes no less time.\n"
     for criterion, points in curves.items():
         lines += [_line(point, metric) for point in points if point.row.key != DENSE]
         verdicts.append(_verdict(criterion, points, metric))

@@ -127,5 +127,22 @@ def test_the_page_sets_rows_beside_the_straight_line(here, monkeypatch):
     assert text.count("| dense | 90.00") == 1 and (here / "figures" / "dial.svg").exists()
 
 
+@pytest.mark.parametrize("timed", [{"dense": 3.0}, {"auto: 2:4": 3.0}, {"dense": 3.0, "auto: 2:4": 3.0}])
+def test_the_page_has_no_curve_where_nothing_can_be_given_up(timed, here, monkeypatch):
+    import dial
+    import dial_page
+    from records import Clocked, Records, Turned
+
+    monkeypatch.setattr(dial_page, "DIALS", {"toy": dial.Dial("toy", lambda task: None, "48 points", ("auto",))})
+    monkeypatch.setattr(dial_page, "TASKS", {"toy": type(toy())})
+    metric = {"name": "accuracy", "unit": "%", "higher": True, "held_out": 256, "of": "points"}
+    rows, times = Records("dial-toy", metric, True, Turned), Records("dial-toy-times", {}, True, Clocked)
+    for key, away in (("dense", 0.0), ("auto: 2:4", 0.2)):
+        rows.add(Turned(key, 0, 90.0, away, 0.5, 1.0, "abc", {}))
+    for key, ms in timed.items():
+        times.add(Clocked(key, 0, ms, ms, ms, 9, 1.0, "abc", {"nm_matmul": 3}))
+    assert "No curve: 2:4 and dense are not both timed, or 2:4 takes no less time." in _sections(dial_page, here)
+
+
 def _sections(dial_page, here):
     return "\n".join(dial_page.sections(here / "records", here / "figures"))
