@@ -200,7 +200,7 @@ def test_a_small_layer_of_one_row_a_sample_does_not_ask_for_data(caplog: pytest.
     assert "few rows" not in found["first.weight"].note + found["second.weight"].note
     (line,) = [record.getMessage() for record in caplog.records if "values under a mask" in record.getMessage()]
     assert line.endswith(
-        "; few data for `pooler.weight` of 3 weights: 128 rows for 128 inputs, 8 times as many are enough"
+        "; few data for `pooler.weight` of 3 weights: 128 rows for 128 inputs; give 8 times as much data"
     )
     caplog.clear()
     with caplog.at_level(logging.INFO, "twofour.pruning"):

@@ -65,8 +65,8 @@ def few_data(outcomes: Sequence[Outcome]) -> str:
     others = f" and {len(few) - 1} more" if len(few) > 1 else ""
     times = math.ceil(PER_INPUT * least.inputs / least.rows)
     return (
-        f"few data for `{least.name}`{others} of {len(outcomes)} weights: {least.rows} rows for {least.inputs} inputs, "
-        f"{times} times as many are enough"
+        f"few data for `{least.name}`{others} of {len(outcomes)} weights: {least.rows} rows for {least.inputs} inputs; "
+        f"give {times} times as much data"
     )
 
 
