@@ -68,10 +68,9 @@ def _images(task: Any) -> Tensor:
 
 
 NARROW = (
-    "Every product gives up more for its first dense groups than the task regains: 2:4+12.5% takes 40 % of what 2:4 "
-    "won in the gate and up projections, 60 % in the attention's (64 inputs, 64 outputs); 2:4+25% 53 and 85 %."
+    "Its products are narrow (64 inputs, 64 outputs in the attention): each gives up more for its first dense groups "
+    "than the task regains."
 )
-"""By `dial stories --stage layers` (medians on a quieter machine, load 5)."""
 
 DIALS = {
     dial.task: dial

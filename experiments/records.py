@@ -210,7 +210,7 @@ class Turned:
 
 @dataclass(frozen=True)
 class Clocked:
-    """What the compiled model of a row of `Turned` takes; rows of one file were timed in turns where `run` agrees.
+    """What the compiled model of a row of `Turned` takes.
 
     Attributes:
         key: The row's.

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from twofour.calibration import Batch
 from twofour.errors import DataError
-from twofour.optimizing.samples import example_of, parted, rows, sizes_of, tokens_of, trimmed
+from twofour.optimizing.samples import example_of, parted, sizes_of, tokens_of, trimmed
 
 MODEL = nn.Linear(4, 2)
 
@@ -61,7 +61,7 @@ def test_the_example_is_the_median_without_padding() -> None:
     assert example["input_ids"].shape == example["attention_mask"].shape == (1, 10)
     assert example["scale"].shape == (1,) and tokens_of(example) == 10
     assert trimmed({"attention_mask": mask[:3], "input_ids": ids[:3]})["input_ids"].shape == (3, 4)
-    assert rows(Batch(example_of(batches, 4))) == 4
+    assert Batch(example_of(batches, 4)).samples == 4
     with pytest.raises(DataError, match="no batch of the data has 9 samples"):
         example_of(batches, 9)
 

@@ -39,7 +39,7 @@ class Samples:
     @property
     def count(self) -> int:
         """Samples for calibration."""
-        return sum(map(rows, self.used))
+        return _count(self.used)
 
     @property
     def calibration(self) -> list[Batch]:
@@ -68,7 +68,7 @@ def parted(model: nn.Module, data: Any, samples: int | Callable[[Batch], int]) -
         return asked[-1] + MOST_HELD
 
     batches = take(model, data, wanted)
-    most, total = asked[-1], sum(map(rows, batches))
+    most, total = asked[-1], _count(batches)
     if total < LEAST:
         raise DataError(
             "there are too few data to hold some of them back for judging",
@@ -77,15 +77,14 @@ def parted(model: nn.Module, data: Any, samples: int | Callable[[Batch], int]) -
             remedy="more inputs, as the model sees them where it works",
         )
     if len(batches) < HELD:  # a few large batches: each gives its share
-        batches = [piece for batch in batches for piece in pieces(batch, max(1, rows(batch) // (2 * HELD)))]
+        batches = [piece for batch in batches for piece in pieces(batch, max(1, batch.samples // (2 * HELD)))]
     if len(batches) < 2:
         raise _not_parted(batches[0])
     order = torch.randperm(len(batches), generator=torch.Generator().manual_seed(SEED), device="cpu").tolist()
     count = max(1, round(len(batches) * max(1 / HELD, (total - most) / total)))
     held, used = ([batches[index] for index in sorted(part)] for part in (order[:count], order[count:]))
     taken = take(model, used, most)
-    judged = sum(map(rows, held))
-    said = f"judged on {judged} samples held back, calibrated on {sum(map(rows, taken))} others"
+    said = f"judged on {_count(held)} samples held back, calibrated on {_count(taken)} others"
     return Samples(tuple(taken), tuple(held), said)
 
 
@@ -98,9 +97,8 @@ def _not_parted(batch: Batch) -> DataError:
     )
 
 
-def rows(batch: Batch) -> int:
-    """Return how many samples a batch holds."""
-    return batch.samples
+def _count(batches: Sequence[Batch]) -> int:
+    return sum(batch.samples for batch in batches)
 
 
 def example_of(batches: Sequence[Batch], count: int) -> Any:
@@ -109,11 +107,11 @@ def example_of(batches: Sequence[Batch], count: int) -> Any:
     Raises:
         DataError: No batch has so many samples.
     """
-    groups = [trimmed(piece.inputs) for batch in batches for piece in pieces(batch, count) if rows(piece) == count]
+    groups = [trimmed(piece.inputs) for batch in batches for piece in pieces(batch, count) if piece.samples == count]
     if not groups:
         raise DataError(
             f"no batch of the data has {count} samples",
-            got=f"batches of at most {max(map(rows, batches))}",
+            got=f"batches of at most {max(batch.samples for batch in batches)}",
             wanted="batches with as many samples as are to be timed in one call",
             remedy="ask for fewer (batch=1), or give larger batches",
         )
@@ -122,7 +120,7 @@ def example_of(batches: Sequence[Batch], count: int) -> Any:
 
 def sizes_of(batches: Sequence[Batch], count: int) -> tuple[int, ...]:
     """Return the tokens of a small, a median and a large call of `count` samples: tenths of the data lie beyond."""
-    groups = [piece.inputs for batch in batches for piece in pieces(batch, count) if rows(piece) == count]
+    groups = [piece.inputs for batch in batches for piece in pieces(batch, count) if piece.samples == count]
     sizes = sorted(tokens_of(trimmed(inputs)) for inputs in groups)
     return tuple(sorted({sizes[round(share * (len(sizes) - 1))] for share in (0.1, 0.5, 0.9)}))
 
