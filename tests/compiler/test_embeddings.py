@@ -20,6 +20,8 @@ from twofour.compiler.embeddings import CompiledEmbedding
 from twofour.errors import CompileError
 from twofour.packing import Packed
 
+pytestmark = pytest.mark.usefixtures("panels_first")
+
 IDS = torch.randint(0, 50, (2, 16), generator=torch.Generator().manual_seed(0))
 EXAMPLE = IDS, torch.ones(2, 16)
 

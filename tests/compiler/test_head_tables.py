@@ -26,16 +26,7 @@ WORDS = 4400
 Made = tuple[nn.Module, dict[str, Tensor], str, str]
 
 
-@pytest.fixture(autouse=True)
-def panels_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let heads run on panels of ours, whatever this machine would measure."""
-    measured = choose._measure
-
-    def measure(kernels: Any, *given: Any) -> Any:
-        found, doubt = measured(kernels, *given)
-        return {name: seconds if "panels" in name else 1.0 for name, seconds in found.items()}, doubt
-
-    monkeypatch.setattr(choose, "_measure", measure)
+pytestmark = pytest.mark.usefixtures("panels_first")
 
 
 def _gpt2() -> Made:
