@@ -8,7 +8,7 @@ as Romero et al. 2015, "FitNets" (arXiv 1412.6550), and, for each layer of a tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass
 from types import TracebackType
@@ -227,8 +227,12 @@ class Taught:
         return found
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        return self.answering(self.loader)
+
+    def answering(self, batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+        """Yield some (input, target) pairs of the loader with the teacher's answers."""
         device = device_of(self.teacher)
-        for batch in self.loader:
+        for batch in batches:
             inputs, target = pair(batch)
             seen = dict[str, Tensor]()
             observed = calls.observing(self._layers, after=_keeping(seen))

@@ -132,7 +132,8 @@ def finetune(
         prune: Further arguments of `twofour.prune` for it, such as {"skip": ["head"], "permute": False}.
         held: Batches (input, target) of data that neither the dense model nor this training has seen, such as those of
             a validation loader, whose loss judges. None: batches of the loader judge, the first of its first epoch, a
-            twentieth of an epoch but 128 samples at least and about 1024 at most; they are trained on all the same.
+            twentieth of an epoch but 128 samples at least and about 1024 at most; they are trained on all the same. Of
+            a list of batches, which may be sorted, parts of batches spread over it judge, and others calibrate.
         keep: Which state stands at the end, of the control too: the "last"; that with the least "loss" on what judges;
             that with the "highest" or "lowest" answer of `evaluate`, of several numbers the first. "auto": "loss"
             where a dense model is pruned here or the learning rate is looked for, else "last".

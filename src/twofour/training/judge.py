@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from twofour import calls
 from twofour.calibration import Batch
 from twofour.errors import TrainingError
-from twofour.training import randomness
+from twofour.training import listed, randomness
 from twofour.training.batches import Loader, call, empty_loader, epoch_batches, length, require_loader, to_device
 from twofour.training.result import Evaluation
 
@@ -35,11 +35,15 @@ LEAST, MOST = 128, 1024
 
 @dataclass(frozen=True)
 class Held:
-    """Pairs (input, target) that judge, the same each time; `apart` tells whether nothing is trained on them."""
+    """Pairs (input, target) that judge, the same each time; `apart` tells whether nothing is trained on them.
+
+    `places` are those of their batches in a list, none where the first ones of a loader judge.
+    """
 
     batches: tuple[tuple[Any, Any], ...]
     samples: int
     apart: bool
+    places: tuple[int, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -179,6 +183,8 @@ def given(held: Loader, seed: int) -> Held:
 def trained_on(loader: Loader, seed: int) -> Held:
     """Return batches of the training itself: the first of its first epoch, about a twentieth of them.
 
+    Of a list of batches, which may be sorted, they are parts of batches that are spread over it.
+
     The dense model that a state was pruned from has been trained on such data, and each later state is trained on them
     too, so that they favour none. Data kept from the training alone would favour the start, which has seen them.
 
@@ -187,6 +193,10 @@ def trained_on(loader: Loader, seed: int) -> Held:
     """
     found, samples, steps = list[tuple[Any, Any]](), 0, length(loader) or math.inf
     with randomness.undisturbed(loader):
+        if listed.is_list(loader) and 1 < steps < math.inf:
+            parts = listed.judging(loader, seed, SHARE, LEAST, MOST)
+            found = [(batch.inputs, batch.target) for batch in parts.values()]
+            return Held(tuple(found), sum(batch.samples for batch in parts.values()), False, tuple(parts))
         for batch in epoch_batches(loader, seed, 0):
             found.append(batch)
             samples += Batch(batch[0]).samples

@@ -22,10 +22,12 @@ from typing import Any
 from torch import nn
 
 from twofour import calls, masks
+from twofour.calibration import Batch
 from twofour.progress import Progress
-from twofour.training import checkpoint, judge, randomness, trainee
+from twofour.training import checkpoint, judge, listed, randomness, trainee
 from twofour.training.batches import epoch_batches, length
 from twofour.training.defaults import ADVICE, Adamw, cycle
+from twofour.training.distillation import Taught
 from twofour.training.judge import Held
 from twofour.training.loop import stepped
 from twofour.training.plan import Plan
@@ -181,10 +183,10 @@ def _steps(plan: Plan) -> int:
 
 
 def _judging(plan: Plan) -> tuple[Held, int]:
-    """Return the data that judge trials, and how many batches at the beginning of an epoch they are."""
+    """Return the data that judge trials, and how many batches at the beginning of an epoch they are, 0 of a list."""
     held = None if plan.judge is None else plan.judge.held
     held = held if held is not None else judge.trained_on(plan.loader, plan.seed)
-    if held.apart:
+    if held.apart or held.places:
         return held, 0
     whole = length(plan.loader) or len(held.batches)
     batches = held.batches[: max(1, whole // JUDGING, min(FEW, whole // 2))]
@@ -201,7 +203,7 @@ def _trials(
     for times in TIMES:
         rate = float(f"{times * taught.optimizer.rate:.2g}")
         try:
-            done = _trained(model, _at(taught, rate), skip, steps, display)
+            done = _trained(model, _at(taught, rate), (held, skip), steps, display)
             losses = judge.held_losses(model, plan.loss, held) if done else ()
         finally:
             start.give_to(model)
@@ -216,7 +218,7 @@ def _trials(
             return
 
 
-def _trained(model: nn.Module, plan: Plan, skip: int, steps: int, display: Progress) -> bool | None:
+def _trained(model: nn.Module, plan: Plan, but: tuple[Held, int], steps: int, display: Progress) -> bool | None:
     """Train for some steps, one cycle where the training has a schedule; tell whether the loss stayed finite.
 
     None: there is nothing to train on.
@@ -226,7 +228,7 @@ def _trained(model: nn.Module, plan: Plan, skip: int, steps: int, display: Progr
     randomness.seed_everything(randomness.derive(plan.seed, 0, "rate"))
     model.train()
     taken = 0
-    for batch in itertools.islice(_again(plan, skip), steps):
+    for batch in itertools.islice(_again(plan, *but), steps):
         if not math.isfinite(stepped(model, plan, optimizer, batch)):
             return False
         if schedule is not None:
@@ -236,15 +238,22 @@ def _trained(model: nn.Module, plan: Plan, skip: int, steps: int, display: Progr
     return True if taken else None
 
 
-def _again(plan: Plan, skip: int) -> Iterator[tuple[Any, Any]]:
-    """Yield the batches of the first epoch but those that judge, again and again."""
+def _again(plan: Plan, held: Held, skip: int) -> Iterator[tuple[Any, Any]]:
+    """Yield the batches of the first epoch but those that judge, again and again; of a list all that does not judge."""
     while True:
         empty = True
-        for batch in epoch_batches(plan.loader, plan.seed, 0, skip):
+        for batch in _of_list(plan, held) if held.places else epoch_batches(plan.loader, plan.seed, 0, skip):
             empty = False
             yield batch
         if empty:
             return
+
+
+def _of_list(plan: Plan, held: Held) -> Iterator[tuple[Any, Any]]:
+    loader, judged = plan.loader, [Batch(inputs).samples for inputs, _ in held.batches]
+    data = loader.loader if isinstance(loader, Taught) else loader
+    rest = listed.beside(data, plan.seed, dict(zip(held.places, judged, strict=True)))
+    return loader.answering(rest) if isinstance(loader, Taught) else rest
 
 
 def _of_checkpoint(folder: Path | None, careful: float) -> float | None:

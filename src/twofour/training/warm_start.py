@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from twofour.calibration import Batch
 from twofour.errors import FormatError, TrainingError, TwofourError, cut, explained
 from twofour.layers import describe_attached
 from twofour.recipe import Recipe
-from twofour.training import checkpoint, judge, randomness
+from twofour.training import checkpoint, judge, listed, randomness
 from twofour.training.batches import Loader, epoch_batches, length
 from twofour.training.controls import Beside, Wish
 from twofour.training.plan import Plan
@@ -40,17 +40,32 @@ _WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParalle
 class Calibration:
     """The inputs and targets of a loader's first epoch as calibration data; it counts the batches that are taken.
 
-    Those come `behind` so many.
+    Those come `behind` so many; of a list of batches they are pieces of those that stand at no place in `but`.
     """
 
-    def __init__(self, loader: Loader, seed: int, behind: int = 0) -> None:
-        self.loader, self.seed, self.behind, self.taken = loader, seed, behind, 0
+    def __init__(self, loader: Loader, seed: int, behind: int = 0, but: Collection[int] = ()) -> None:
+        self.loader, self.seed, self.behind, self.but, self.taken = loader, seed, behind, but, 0
 
     def __iter__(self) -> Iterator[Batch]:
-        self.taken = 0
+        self.taken, places = 0, set[int]()
+        if listed.is_list(self.loader):
+            for place, batch in listed.calibrating(self.loader, self.seed, self.but):
+                places.add(place)
+                self.taken = len(places)
+                yield batch
+            return
         for inputs, target in epoch_batches(self.loader, self.seed, 0, self.behind):
             self.taken += 1
             yield Batch(inputs, target)
+
+    @property
+    def told(self) -> str:
+        """Which batches were taken."""
+        if listed.is_list(self.loader):
+            apart = f", none of the {len(self.but)} that judge" if self.but else ""
+            return f"{self.taken} batches spread over the list{apart}"
+        first = f"behind the first {self.behind}, which judge" if self.behind else "the first ones"
+        return f"{self.taken} batches of the loader, {first}"
 
     @classmethod
     def of(cls, plan: Plan) -> Calibration:
@@ -59,6 +74,8 @@ class Calibration:
         What is solved on the data that judge would win there, and against states that have had steps behind.
         """
         judging = None if plan.judge is None else plan.judge.held
+        if judging is not None and judging.places:
+            return cls(plan.loader, plan.seed, but=frozenset(judging.places))
         behind = 0 if judging is None or judging.apart else len(judging.batches)
         enough = (length(plan.loader) or 0) >= 2 * behind
         return cls(plan.loader, plan.seed, behind if enough else 0)
@@ -283,8 +300,7 @@ def _pruned(model: nn.Module, plan: Plan, options: Mapping[str, Any], progress: 
     if given["data"] is data:
         reads = criteria.resolve(options.get("criterion"), data).need is not None
         did = "calibrated" if reads or isinstance(options["pattern"], Recipe) else "what it loses measured"
-        first = f"behind the first {data.behind}, which judge" if data.behind else "the first ones"
-        parts.append(f"{did} on {data.taken} batches of the loader, {first}")
+        parts.append(f"{did} on {data.told}")
         parts += filter(None, [criteria.few_data(outcomes)])
     if (order := pruning.permutation_report(model)) is not None:
         parts.append("channels permuted" if order.kept else f"channels in their order{reason}")
