@@ -35,7 +35,7 @@ class Arm:
         taught: Whether the trained control teaches meanwhile, as `twofour.finetune` has it; else it has `control=None`.
         last: Whether the control is pruned, after its training, and nothing is trained behind.
         own: Whether `twofour.finetune` trains the control itself, which teaches then, as it does where nobody says
-            otherwise: the row is compared with that one.
+            otherwise, or "bare" where it is handed a copy: the row is compared with that one.
         drawn: How many samples, drawn by the seed, calibrate: a number, or "default" for as many as `twofour.prune`
             takes of them by itself; "" for all of the task's own.
     """
@@ -113,7 +113,8 @@ def built(criterion: str) -> bool:
 
 FOLLOW_LOSS = ("taylor", "learned")
 HELD_BACK = "held back"
-WHOLE = ("default", HELD_BACK, "bare")
+BARE = "bare"
+WHOLE = ("default", HELD_BACK, BARE)
 CRITERIA = ("magnitude", "random", *FOLLOW_LOSS, "wanda", "ria", "sparsegpt-mask", "sparsegpt", "admm", AUTO)
 PERMUTED = ("magnitude", "wanda", "ria", "sparsegpt")
 
@@ -138,6 +139,7 @@ AGAIN = (
     *(Arm("2:4", whole, again=True) for whole in WHOLE),
     Arm("2:4", "default", again=True, taught=True),
     Arm("2:4", "default", again=True, own=True),
+    Arm("2:4", BARE, again=True, own=True),
     Arm("4:8", "magnitude", again=True),
     Arm("1:4", "magnitude", again=True),
     Arm("8:2:8", "magnitude", again=True),

@@ -61,7 +61,8 @@ How to read it:
   from the training to judge. "pruned last" is the other order: the control, pruned after its training, with nothing
   trained behind, so that it has had no more training than the control. "its own control" is all of the default as a
   user has it: `twofour.finetune` trains the control itself, which teaches, prunes that one last, and keeps the better
-  of the two by the loss on what judges.
+  of the two by the loss on what judges; "bare, its own control" the same with no optimiser and no schedule given,
+  where a copy is handed over as the control: both have the rate that short trainings of the pruned model find.
 * A row whose control is known, since it taught or was pruned last, is compared with that one, not with that of the
   first row, which may have been trained on another machine.
 * **Goal**: trained again, no more than 0.2 below the control, or 0.5 of perplexity above it, by the mean, with an

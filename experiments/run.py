@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 import os
 import sys
@@ -26,7 +27,7 @@ import page as results_page
 import shrink_encoder
 import shrink_nets
 import twofour
-from arms import FOLLOW_LOSS, HELD_BACK, Arm, again, built, one_shot
+from arms import BARE, FOLLOW_LOSS, HELD_BACK, Arm, again, built, one_shot
 from cost import Cost
 from records import SCRATCH, Brought, Nearness, Records, Row, Run, Shrunk, Trained, version
 from tasks import BLOCKS, CONVNETS, GRADIENTS, LOW_BITS, SHRINK, TASKS, Task
@@ -300,10 +301,10 @@ def _whole(subject: Task, arm: Arm, seed: int) -> Row:
         evaluate=lambda model: _answered(subject, model),
         seed=seed,
         held=held,
-        **({} if arm.own else {"control": None, "teacher": kept}),
+        **_beside(arm, model, kept),
         pattern=arm.pattern,
         prune={"skip": subject.skip, "eligibility": subject.eligibility},
-        **({} if arm.criterion == "bare" else original),
+        **({} if arm.criterion == BARE else original),
     )
     seconds = time.perf_counter() - begin
     for note in result.notes:
@@ -314,6 +315,13 @@ def _whole(subject: Task, arm: Arm, seed: int) -> Row:
     beside = {"control": control, "instead": result.sparse.instead is not None, "gpu": _gpu(subject)}
     value = _evaluated(subject, model)
     return Row(arm.key, seed, dense, one_shot, value, seconds, subject.epochs, version(), **beside)
+
+
+def _beside(arm: Arm, model: nn.Module, kept: nn.Module | None) -> dict[str, Any]:
+    """Return the control and the teacher that `twofour.finetune` is given: without an optimiser it makes none."""
+    if arm.own:
+        return {"control": copy.deepcopy(model)} if arm.criterion == BARE else {}
+    return {"control": None, "teacher": kept}
 
 
 def dense_model(subject: Task, seed: int) -> nn.Module:
