@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -266,6 +267,16 @@ class Records(Generic[R]):
             if self.path.exists():
                 self.rows = {(found.key, found.seed): found for found in load(self.path, type(row))[1]} | self.rows
             self.rows[row.key, row.seed] = row
+            self._write()
+
+    def replace(self, rows: Sequence[R]) -> None:
+        """Write the file with these rows alone, where rows of two runs do not belong beside each other.
+
+        Raises:
+            DataError: As `add`.
+        """
+        with locked(self.path.parent, DataError, remedy="give the same command again", wait=PATIENCE):
+            self.rows = {(row.key, row.seed): row for row in rows}
             self._write()
 
     def _write(self) -> None:

@@ -90,6 +90,8 @@ def test_models_are_timed_in_turns(turning, monkeypatch):
     assert {key for key, _ in rows} == {"dense", "auto: 2:4"}
     for row in rows.values():
         assert 0 < row.lower <= row.ms <= row.upper and row.samples == 2 and sum(row.operations.values()) == 2
+    assert len(list(turning("dense").times(False))) == 1
+    assert {key for key, _ in turning().clocked.rows} == {"dense"}  # what another run took stands beside no row
 
 
 def test_the_page_sets_rows_beside_the_straight_line(here, monkeypatch):
