@@ -31,7 +31,7 @@ class Row:
         dense: The metric of the dense model it came from.
         one_shot: The metric right after pruning; the dense model's for the control.
         value: The metric at the end; equals `one_shot` where nothing was trained.
-        seconds: Of pruning and training.
+        seconds: Of pruning and training; of a row that was stopped, of what the last call did.
         epochs: Epochs of the repetition, 0 where there was none.
         commit: The version it was run with.
         pruning: Seconds of processor time of pruning alone; None where they were not kept.

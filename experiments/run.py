@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import fnmatch
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -293,9 +294,11 @@ def _whole(subject: Task, arm: Arm, seed: int) -> Row:
     original = {"optimizer": subject.optimizer, "schedule": subject.schedule, "clip_norm": 1.0}
     begin = time.perf_counter()
     subject.before_again(model, seed)
+    folder = SCRATCH / f"running-{subject.name}-{''.join(c if c.isalnum() else '-' for c in arm.name)}-seed-{seed}"
     result = twofour.finetune(
         model,
         loader,
+        checkpoint=folder,
         loss=subject.loss,
         epochs=subject.epochs,
         evaluate=lambda model: _answered(subject, model),
@@ -314,6 +317,7 @@ def _whole(subject: Task, arm: Arm, seed: int) -> Row:
     control = control if kept is None else _evaluated(subject, kept)
     beside = {"control": control, "instead": result.sparse.instead is not None, "gpu": _gpu(subject)}
     value = _evaluated(subject, model)
+    shutil.rmtree(folder)  # of a row that is finished
     return Row(arm.key, seed, dense, one_shot, value, seconds, subject.epochs, version(), **beside)
 
 

@@ -69,6 +69,48 @@ def test_a_row_with_its_own_control_is_what_finetune_does_by_itself(here, monkey
     assert difference([row], []) == difference([row], [another]) == apart, "it is compared with its own control"
 
 
+def test_a_row_without_an_optimiser_is_handed_a_copy_as_its_control(here, monkeypatch):
+    import run
+    from arms import AGAIN
+
+    arm = next(arm for arm in AGAIN if arm.own and arm.criterion == "bare")
+    results, whole = [], twofour.finetune
+
+    def finetune(model, *given, **options):
+        assert not {"optimizer", "schedule", "teacher"} & options.keys() and options["control"] is not model
+        results.append(whole(model, *given, **options))
+        return results[-1]
+
+    monkeypatch.setattr(twofour, "finetune", finetune)
+    row = run.measured(toy(), arm, 0)
+    assert row.key == "again: 2:4 bare, its own control" and results[0].teacher == "the control"
+    assert row.control == results[0].control.evaluation and row.value == results[0].sparse.evaluation
+
+
+def test_a_row_that_was_stopped_goes_on_where_it_was(here, monkeypatch):
+    import run
+    from arms import AGAIN
+
+    arm = next(arm for arm in AGAIN if arm.own)
+    want, answers = run.measured(toy(), arm, 0), []
+    task = toy()
+    evaluate = task.evaluate
+
+    def stopped(model):
+        answers.append(evaluate(model))
+        if len(answers) == 5:  # after the first epoch of the sparse run
+            raise KeyboardInterrupt
+        return answers[-1]
+
+    monkeypatch.setattr(task, "evaluate", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run.measured(task, arm, 0)
+    (folder,) = run.SCRATCH.glob("running-*")
+    assert (folder / "control.pt").exists()
+    row = run.measured(toy(), arm, 0)
+    assert (row.value, row.control) == (want.value, want.control) and not folder.exists()
+
+
 @pytest.mark.parametrize("criterion", ["default", "held back", "bare"])
 def test_a_row_of_the_default_recipe_is_given_the_dense_model(here, criterion, monkeypatch):
     from arms import AGAIN, Arm
