@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -57,10 +57,10 @@ class Enough:
     weights: Sequence[PrunableWeight]
     least: int
     cheap: bool = False
-    _by_first: float | None = None
-    _length: float | None = None
-    _samples: int = 0
-    _tokens: int = 0
+    _by_first: float | None = field(default=None, init=False)
+    _length: float | None = field(default=None, init=False)
+    _samples: int = field(default=0, init=False)
+    _tokens: int = field(default=0, init=False)
 
     def __call__(self, batch: Batch) -> int:
         """Return how many samples are enough, as far as the batches up to this one tell.
