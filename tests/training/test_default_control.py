@@ -69,7 +69,7 @@ def test_by_itself_a_copy_of_the_dense_model_proves_and_teaches(caplog):
     assert result.control.history == wanted.control.history and result.difference == wanted.difference is not None
     assert (result.sparse.instead is None) == same_state(model, by_hand)
     cost = next(note for note in result.notes if "forward pass of the control, which is trained first" in note)
-    assert cost.endswith("control=None saves all") and "the control 0.0" in "".join(result.notes)
+    assert cost.endswith("control=None saves that") and "the control 0.0" in "".join(result.notes)
     first = caplog.text.index
     assert first(cost) < first("pruned 1 weights") < first("control epoch 1 of 2") < first("sparse epoch 1 of 2")
     assert quick(trained(), control="auto", teacher=None).control is None, "it is made to teach"

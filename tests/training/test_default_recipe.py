@@ -87,7 +87,10 @@ def test_a_training_that_makes_it_worse_gives_back_where_it_began(caplog):
     assert result.sparse.kept == 0 and result.sparse.evaluation == result.sparse.before
     assert result.sparse.held < min(epoch.held for epoch in result.sparse.history)
     assert all(torch.equal(value, found[0][name]) for name, value in model.state_dict().items())
-    assert "no epoch made the model better" in caplog.text
+    assert [r.getMessage() for r in caplog.records if r.levelno > logging.INFO] == [
+        "no epoch made the model better than before the training, by what judges: that state stands. Another learning "
+        "rate or more epochs may do more"
+    ]
     assert "the state before the training stands" in str(result)
 
 
@@ -201,7 +204,7 @@ def test_one_batch_a_model_in_evaluation_mode_and_a_loader_without_a_length(capl
         model = trained().eval()
         result = quick(model, loader)
         assert not model.training and masks.of(model)
-        assert "which all states have seen: held= takes others" in "".join(result.notes)
+        assert "which all states have seen, few to tell states apart: held= takes more" in "".join(result.notes)
 
 
 @in_turn(

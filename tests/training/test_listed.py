@@ -2,6 +2,7 @@
 
 import functools
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -133,7 +134,7 @@ def test_what_cannot_be_cut_judges_whole():
 def test_a_list_of_one_batch_does_all_and_a_loader_stays_as_it_is():
     one = sorted_by_class(8, 64)
     assert judge.trained_on(one, 0).samples == 32 and not judge.trained_on(one, 0).places
-    assert "1 batches spread over the list" in quick(trained(), one, epochs=1).notes[-1]
+    assert "1 batch spread over the list" in quick(trained(), one, epochs=1).notes[-1]
     batches = sorted_by_class(16, 8)
     for loader in (
         DataLoader(Noisy(), 8, shuffle=True),
@@ -155,7 +156,7 @@ def test_random_numbers_that_a_list_draws_follow_from_the_seed():
             x, y = self.batches[place]
             return x + torch.rand(1) + random.random(), y
 
-    data = Drawing(sorted_by_class(16, 8))
+    data: Any = Drawing(sorted_by_class(16, 8))
     state = torch.get_rng_state()
     one, again, other = (judge.trained_on(data, seed).fingerprint for seed in (1, 1, 2))
     assert one == again != other and torch.equal(torch.get_rng_state(), state)

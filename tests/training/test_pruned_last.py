@@ -61,10 +61,16 @@ def test_the_pruned_control_stands_where_it_is_better(prune, caplog):
     assert solved(model) == solved(control) and (solved(model) is None) == ("reconstruct" in prune)
     words = (
         f"the control, pruned after its training, stands: loss on what judges {by_hand.sparse.judged:.4g} after epoch "
-        f"{by_hand.sparse.kept} of the sparse run, {last.held:.4g} of the pruned control; pruned 1 weights to 2:4"
+        f"{by_hand.sparse.kept} of the sparse run, {last.held:.4g} of the pruned control"
     )
     assert result.notes[-1].startswith(words) and words in caplog.text
-    assert "the state of the control, pruned after its training, stands; control" in str(result.won)
+    assert "pruned 1 weights" not in result.notes[-1], "as the model was, which is told there"
+    epoch = f"the state after epoch {by_hand.sparse.kept} of 2"
+    assert f"{last.evaluation:.4g} of the pruned control; the pruned control stands instead of {epoch}" in result.won
+    rows = [line.split() for line in str(result).splitlines()]
+    assert rows[1][:3] == ["sparse", f"{result.sparse.before:.4g}", f"{by_hand.sparse.evaluation:.4g}"]
+    assert rows[2][0] == "control" and rows[3] == ["pruned", "control", "-", f"{last.evaluation:.4g}", "-", "-"]
+    assert rows[4][:4] == ["pruned", "control", "minus", "control:"] and f"{last.held:.4g} of the pruned" in str(result)
     assert json.loads(json.dumps(result.to_dict()))["sparse"]["instead"]["held"] == last.held
 
 
@@ -83,11 +89,11 @@ def test_the_sparse_run_stands_where_it_is_better(caplog):
 def test_it_is_told_before_what_it_costs(caplog):
     caplog.set_level(logging.INFO, logger="twofour.training")
     run(trained(), epochs=1)
-    cost = "and one more pruning, of the trained control, which stands if it is judged better; control=None saves all"
+    cost = "then teaches and is pruned last: the better one stands; control=None saves that"
     assert caplog.text.index(cost) < caplog.text.index("pruned 1 weights") < caplog.text.index("the trained control is")
     caplog.clear()
     run(trained(), epochs=1, keep="last")
-    assert "control=None saves both" in caplog.text and "one more pruning" not in caplog.text
+    assert "and then teaches; control=None saves that" in caplog.text and "pruned last" not in caplog.text
 
 
 @pytest.mark.parametrize("changes", [{"keep": "last"}, {"control": None}, {"teacher": "dense"}, {"teacher": None}])
@@ -96,6 +102,22 @@ def test_nothing_is_pruned_last_without_a_judge_or_a_control_of_its_own(changes)
     assert result.sparse.instead is None and not any("pruned control" in note for note in result.notes)
     given = run(trained(), epochs=1, control=trained())
     assert given.sparse.instead is None and not any("pruned control" in note for note in given.notes)
+
+
+def test_that_no_epoch_helped_is_said_once_when_all_is_judged(caplog):
+    """The sparse run and its control won nothing; of the run that the pruned control stands for, nothing is said."""
+    caplog.set_level(logging.INFO, logger="twofour.training")
+    hot = {"optimizer": lambda params: torch.optim.SGD(params, lr=30.0), "clip_norm": 1.0, "evaluate": accuracy}
+    result = run(trained(), **hot)
+    lines = [record.getMessage() for record in caplog.records]
+    found = [place for place, line in enumerate(lines) if "no epoch made" in line]
+    assert len(found) == 1 and found[0] > max(place for place, line in enumerate(lines) if "stands: loss" in line)
+    stuck = "its control" if result.sparse.instead else "the model or its control"
+    assert f"no epoch made {stuck} better" in lines[found[0]] and result.control.kept == result.sparse.kept == 0
+    answers = iter([0.5, 0.5, 0.9, 0.6, 0.5, 0.1, 0.8])
+    caplog.clear()
+    result = run(trained(), keep="highest", evaluate=lambda m: next(answers))
+    assert result.sparse.kept == 0 and result.sparse.instead is not None and "no epoch made" not in caplog.text
 
 
 @pytest.mark.parametrize("keep, last, stands", [("highest", 0.9, True), ("highest", 0.8, False), ("lowest", 0.1, True)])
@@ -193,7 +215,7 @@ def test_the_control_in_another_order_of_its_channels_stands_whole():
     assert reports[0].kept and reports[0] != reports[1] and wanted.sparse.history == result.sparse.history
     assert held_loss(model) == result.sparse.instead.held < wanted.sparse.judged
     assert model.again.weight is model.inner.weight and len(masks.of(model)) == 3
-    assert "channels permuted" in result.notes[-1]
+    assert "channels permuted" in "".join(result.notes)
 
 
 def two_pruned():

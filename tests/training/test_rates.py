@@ -43,7 +43,7 @@ def test_a_pruned_model_and_a_loader_win_back_what_was_lost(caplog):
     lines = [record.getMessage() for record in caplog.records]
     assert "5 trials of 25 steps at most" in caplog.text and lines[-1] == result.won
     assert sum("sparse epoch" in line for line in lines) == 10 and "None" not in caplog.text
-    assert "loss on what judges" in result.won and "evaluation" in result.won and run.won in str(result)
+    assert "loss on what judges" in result.won and "evaluation" in result.won and run.stands in str(result)
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
 

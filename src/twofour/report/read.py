@@ -209,21 +209,21 @@ def _quality(given: Any) -> Quality:
 def _trained(content: Mapping[str, Any]) -> tuple[Quality, ...]:
     """Return the final evaluations beside those before, where they are single numbers."""
     runs = [(name, _mapping(content[name])) for name in ("control", "sparse") if content.get(name)]
-    scores = [
-        Score(f"{name}, {when}", _real(value), ours=name == "sparse")
+    found = [
+        (f"{name}, {when}", value, name == "sparse")
         for name, run in runs
         for when, value in (("before", run.get("before")), ("after", _after(run)))
-        if isinstance(value, int | float)
     ]
+    if runs and (last := runs[-1][1].get("instead")) is not None:
+        found.append(("pruned control, which stands", _mapping(last).get("evaluation"), True))
+    scores = [Score(name, _real(value), ours=ours) for name, value, ours in found if isinstance(value, int | float)]
     said = "One run each; the control is the dense model that was trained as long."
     return (Quality("Evaluation", tuple(scores), "", said),) if scores else ()
 
 
 def _after(run: Mapping[str, Any]) -> Any:
-    """Return the evaluation of the state that a run's model has at the end."""
+    """Return the evaluation of the best state of a run."""
     history = _list(run["history"])
-    if run.get("instead") is not None:
-        return _mapping(run["instead"]).get("evaluation")
     kept = len(history) if run.get("kept") is None else run["kept"]
     if type(kept) is not int or not 0 <= kept <= len(history):
         raise ValueError(f"the state after epoch {kept!r} of {len(history)}")

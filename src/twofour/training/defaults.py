@@ -88,10 +88,11 @@ def completed(
     plan.check()
     plan = _judged(plan, keep, held, model)
     if plan.judge is not None and (judging := plan.judge.held) is not None:
-        apart = "of `held`" if judging.apart else "of the training, which all states have seen: held= takes others"
         amount = f"{judging.samples} sample{'s' if judging.samples != 1 else ''}"
-        few = "" if judging.samples >= judge.LEAST else ", few to tell states apart: held= takes more"
-        notes.append(f"the state with the least loss stands, on {amount} {apart}{few}")
+        few = ", few to tell states apart" * (judging.samples < judge.LEAST)
+        remedy = f"{few}: held= takes {'more' if few else 'others'}" if few or not judging.apart else ""
+        apart = "`held`" if judging.apart else "the training, which all states have seen"
+        notes.append(f"the state with the least loss stands, on {amount} of {apart}{remedy}")
     if cycled and (steps := length(loader)):
         plan = dataclasses.replace(plan, schedule=cycle(plan.epochs * steps))
     for note in notes:

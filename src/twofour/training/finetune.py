@@ -165,15 +165,23 @@ def finetune(
     with checkpoints.alone(folder), Progress(progress, stays=True) as display:
         beside, start, further = _ready(model, plan, options, wish, folder, progress)
         sparse, dense, told = _runs(model, plan, beside, folder, display, pruned=start is not None)
-        sparse, last = pruned_last.compared(model, sparse, beside, start, progress=progress)
+        sparse, last = pruned_last.compared(model, sparse, beside, start, further, progress=progress)
     longer = rates.longer(sparse, beside.plan)
-    return _logged(Result(sparse, dense, seed, beside.plan.taught, (*notes, *further, *told, *last, *longer)), longer)
+    result = Result(sparse, dense, seed, beside.plan.taught, (*notes, *further, *told, *last, *longer))
+    return _logged(result, longer, getattr(beside.plan.optimizer, "advice", defaults.ADVICE))
 
 
-def _logged(result: Result, further: Sequence[str]) -> Result:
-    """Log what was won, and what may win more; returns the result."""
+def _logged(result: Result, further: Sequence[str], advice: str) -> Result:
+    """Log what was won and what may win more, aloud of models that no epoch made better; returns the result."""
     for line in (result.won, *further):
         log.info("%s", line)
+    runs = {"the model": result.sparse, "its control": result.control}
+    if stuck := [who for who, run in runs.items() if run is not None and run.kept == 0 and run.instead is None]:
+        which = "that state stands" if len(stuck) == 1 else "those states stand"
+        log.warning(
+            "no epoch made %s better than before the training, by what judges: %s. %s may do more",
+            *(" or ".join(stuck), which, advice),
+        )
     return result
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import nn
@@ -30,7 +30,7 @@ log = logging.getLogger("twofour.training")
 
 
 def compared(
-    model: nn.Module, run: Run, beside: Beside, start: Start | None, *, progress: bool
+    model: nn.Module, run: Run, beside: Beside, start: Start | None, said: Sequence[str], *, progress: bool
 ) -> tuple[Run, tuple[str, ...]]:
     """Prune the trained control as the model was at its `start`, and let its state stand in the model if it is better.
 
@@ -42,6 +42,7 @@ def compared(
         run: The sparse run.
         beside: The trained control.
         start: What pruned the model, and the training by the loss that judges.
+        said: What was told of the pruning of the model, which is not told once more.
         progress: Show how far pruning is.
 
     Returns:
@@ -65,7 +66,9 @@ def compared(
     losses = _compared(judge, run, found)
     if not theirs < mine:
         return run, (_told(f"the best state of the sparse run stands: {losses}"),)
-    note = _told(f"the control, pruned after its training, stands: {losses}; {done}")
+    known = {part for note in said for part in note.split("; ")}
+    differs = [part for part in done.split("; ") if part not in known]
+    note = _told("; ".join([f"the control, pruned after its training, stands: {losses}", *differs]))
     return dataclasses.replace(run, instead=found), (note,)
 
 

@@ -9,6 +9,7 @@ Evaluation = float | dict[str, float]
 """What `evaluate` answered: one number, or several by name."""
 DENSE, CONTROL, OTHER = "the dense model", "the control", "another model"
 """Teachers, in words; the dense model is that which `finetune` has pruned."""
+_LAST = "pruned control"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +92,11 @@ class Run:
     @property
     def evaluation(self) -> Evaluation | None:
         """What `evaluate` answered of the state that the model has."""
-        if self.instead is not None:
-            return self.instead.evaluation
+        return self.trained if self.instead is None else self.instead.evaluation
+
+    @property
+    def trained(self) -> Evaluation | None:
+        """What `evaluate` answered of the best state of the run itself, whatever stands."""
         return self.before if self._best is None else self._best.evaluation
 
     @property
@@ -103,16 +107,32 @@ class Run:
     @property
     def won(self) -> str:
         """What the training changed, in a sentence, by all that is known of it."""
-        kept = len(self.history) if self.kept is None else self.kept
-        held = self.judged
-        parts = [] if held is None else [f"loss on what judges {self.held:.4g} before, {held:.4g} after"]
-        if self.evaluation is not None:
-            parts.append(f"evaluation {shown(self.before)} before, {shown(self.evaluation)} after")
+        parts = [self._judging] if self._judging else []
+        if self.trained is not None:
+            last = "" if self.instead is None else f", {shown(self.instead.evaluation)} of the pruned control"
+            parts.append(f"evaluation {shown(self.before)} before, {shown(self.trained)} after{last}")
         if not parts:
             parts.append(f"loss {self.history[0].loss:.4g} in the first epoch, {self.loss:.4g} in the last")
-        stands = f"after epoch {kept} of {len(self.history)}" if kept else "before the training"
-        stands = stands if self.instead is None else "of the control, pruned after its training,"
-        return f"{self.name}: {', '.join(parts)}; the state {stands} stands"
+        return f"{self.name}: {', '.join(parts)}; {self._stands}"
+
+    @property
+    def stands(self) -> str:
+        """Which state stands and its loss on what judges: what a table of evaluations does not tell."""
+        return f"{self.name}: {self._judging}{'; ' if self._judging else ''}{self._stands}"
+
+    @property
+    def _judging(self) -> str:
+        if self.held is None or self.judged is None:
+            return ""
+        own = self.held if self._best is None else self._best.held
+        last = "" if self.instead is None else f", {self.judged:.4g} of the pruned control"
+        return f"loss on what judges {self.held:.4g} before, {own:.4g} after{last}"
+
+    @property
+    def _stands(self) -> str:
+        kept = len(self.history) if self.kept is None else self.kept
+        state = f"the state after epoch {kept} of {len(self.history)}" if kept else "the state before the training"
+        return f"{state} stands" if self.instead is None else f"the pruned control stands instead of {state}"
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists and numbers, ready for `json.dumps`."""
@@ -173,13 +193,16 @@ class Result:
 
     def __str__(self) -> str:
         runs = [run for run in (self.sparse, self.control) if run is not None]
-        lines = [f"{'run':<9}{'before':<14}{'after':<14}{'loss':<9}epochs"]
-        for run in runs:
-            before, after = shown(run.before), shown(run.evaluation)
-            lines.append(f"{run.name:<9}{before:<14}{after:<14}{_loss(run):<9}{len(run.history)}")
+        rows = [(run.name, shown(run.before), shown(run.trained), _loss(run), str(len(run.history))) for run in runs]
+        if (last := self.sparse.instead) is not None:
+            rows.append((_LAST, "-", shown(last.evaluation), "-", "-"))
+        name = max(9, *(len(row[0]) + 2 for row in rows))
+        rows = [("run", "before", "after", "loss", "epochs"), *rows]
+        lines = [f"{run:<{name}}{before:<14}{after:<14}{loss:<9}{epochs}" for run, before, after, loss, epochs in rows]
         if self.difference is not None:
-            lines.append(f"sparse minus control: {shown(self.difference, sign='+')} (one run each, seed {self.seed})")
-        lines += [run.won for run in runs if run.kept is not None]
+            which = "sparse" if last is None else _LAST
+            lines.append(f"{which} minus control: {shown(self.difference, sign='+')} (one run each, seed {self.seed})")
+        lines += [run.stands for run in runs if run.kept is not None]
         if self.teacher is not None:
             shares = [epoch.taught for epoch in self.sparse.history if epoch.taught is not None]
             where = f" in {sum(shares) / len(shares):.1%} of its batches, clearly better there" if shares else ""
@@ -189,8 +212,8 @@ class Result:
 
 
 def _loss(run: Run) -> str:
-    """The training loss of the epoch whose state the model has; before the first step, and of others, there is none."""
-    return "-" if run._best is None or run.instead is not None else f"{run._best.loss:.4f}"
+    """The training loss of the epoch whose state is the best of the run; before the first step there is none."""
+    return "-" if run._best is None else f"{run._best.loss:.4f}"
 
 
 def shown(evaluation: Evaluation | None, sign: str = "") -> str:

@@ -20,7 +20,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from twofour import masks
 from twofour.errors import FormatError, TrainingError, cut
 from twofour.training import checkpoint, randomness
-from twofour.training.defaults import ADVICE
 from twofour.training.plan import Plan
 from twofour.training.result import Epoch, Evaluation
 from twofour.training.schemes import Scheme
@@ -115,7 +114,7 @@ class Trainee:
 
     `epoch` counts from 0, `step` counts the batches already trained on in this epoch, `taught` those of them in which a
     teacher taught, `random` is the model's random state to go on with in mid-epoch, `held` the loss on the data that
-    judge before the first step, `advice` what may do more where the training makes nothing better.
+    judge before the first step.
     """
 
     name: str
@@ -136,7 +135,6 @@ class Trainee:
     random: randomness.State | None = None
     best: Best | None = None
     held: float | None = None
-    advice: str = ADVICE
     earlier: float = 0.0
     since: float = dataclasses.field(default_factory=time.perf_counter)
 
@@ -150,8 +148,7 @@ class Trainee:
             if file is not None:
                 attached = {} if scheme is None else {"scheme": repr(scheme)}
                 fingerprint = checkpoint.plain({"name": name, **attached, **plan.fingerprint(optimizer, schedule)})
-            advice = getattr(plan.optimizer, "advice", ADVICE)
-            trainee = cls(name, model, optimizer, schedule, fingerprint, file, scheme, advice=advice)
+            trainee = cls(name, model, optimizer, schedule, fingerprint, file, scheme)
             state = checkpoint.read(file) if file is not None else None
             if state is not None:
                 trainee.resume(state)
@@ -197,17 +194,10 @@ class Trainee:
         return score if plan.judge.keep == "loss" else None
 
     def restore_best(self) -> None:
-        """Give the model its best state, if it is not the one it has; say so."""
+        """Give the model its best state, if it is not the one it has."""
         best = self.best
-        if best is None or best.epoch == len(self.history):
-            return
-        best.kept.give_to(self.model)
-        if best.epoch == 0:
-            log.warning(
-                "%s run: no epoch made the model better than it was before the training, by what judges it; that state "
-                "stands. %s may do more",
-                *(self.name, self.advice),
-            )
+        if best is not None and best.epoch != len(self.history):
+            best.kept.give_to(self.model)
 
     @contextmanager
     def best_stands(self, epochs: int) -> Iterator[None]:

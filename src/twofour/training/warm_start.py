@@ -63,7 +63,7 @@ class Calibration:
         """Which batches were taken."""
         if listed.is_list(self.loader):
             apart = f", none of the {len(self.but)} that judge" if self.but else ""
-            return f"{self.taken} batches spread over the list{apart}"
+            return f"{self.taken} batch{'es' * (self.taken != 1)} spread over the list{apart}"
         first = f"behind the first {self.behind}, which judge" if self.behind else "the first ones"
         return f"{self.taken} batches of the loader, {first}"
 
@@ -136,12 +136,12 @@ def cost(model: nn.Module, beside: Beside, wish: Wish) -> tuple[str, ...]:
     parts += [("the data that judge", 0 if held is None else held.nbytes)]
     said = ", ".join(f"{name} {size / 2**20:.1f}" for name, size in parts if size)
     steps = length(plan.loader)
-    taught = "" if plan.taught is None else f", each with a forward pass of {_TEACHERS.get(plan.taught, plan.taught)}"
+    teacher = _TEACHERS.get(plan.taught or "", plan.taught)
+    if beside.own and plan.judge is not None:
+        teacher = "the control, which is trained first as long, then teaches and is pruned last: the better one stands"
+    taught = "" if plan.taught is None else f", each with a forward pass of {teacher}"
     size = f"{steps} steps" if steps else "a loader without a length"
-    last = ", and one more pruning, of the trained control, which stands if it is judged better" * (
-        plan.judge is not None
-    )
-    own = f"{last}; control=None saves {'all' if last else 'both'}" if beside.own else ""
+    own = "; control=None saves that" * beside.own
     own = own or ", of the control as many before" * (beside.control is not None and plan.taught != CONTROL)
     amount = f"{plan.epochs} epoch{'s' * (plan.epochs != 1)} of {size}{taught}{own}"
     notes = (amount, f"memory in MiB: {said}, and what the optimiser keeps{', twice the gradients' * (not wish.known)}")
