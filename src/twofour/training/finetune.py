@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -166,23 +166,22 @@ def finetune(
         beside, start, further = _ready(model, plan, options, wish, folder, progress)
         sparse, dense, told = _runs(model, plan, beside, folder, display, pruned=start is not None)
         sparse, last = pruned_last.compared(model, sparse, beside, start, further, progress=progress)
-    longer = rates.longer(sparse, beside.plan)
-    result = Result(sparse, dense, seed, beside.plan.taught, (*notes, *further, *told, *last, *longer))
-    return _logged(result, longer, getattr(beside.plan.optimizer, "advice", defaults.ADVICE))
+    return _logged(Result(sparse, dense, seed, beside.plan.taught, (*notes, *further, *told, *last)), beside.plan)
 
 
-def _logged(result: Result, further: Sequence[str], advice: str) -> Result:
-    """Log what was won and what may win more, aloud of models that no epoch made better; returns the result."""
-    for line in (result.won, *further):
+def _logged(result: Result, plan: Plan) -> Result:
+    """Log what was won and what may win more, aloud of models that no epoch made better; return the result with it."""
+    longer = rates.longer(result.sparse, plan)
+    for line in (result.won, *longer):
         log.info("%s", line)
     runs = {"the model": result.sparse, "its control": result.control}
     if stuck := [who for who, run in runs.items() if run is not None and run.kept == 0 and run.instead is None]:
         which = "that state stands" if len(stuck) == 1 else "those states stand"
         log.warning(
             "no epoch made %s better than before the training, by what judges: %s. %s may do more",
-            *(" or ".join(stuck), which, advice),
+            *(" or ".join(stuck), which, getattr(plan.optimizer, "advice", defaults.ADVICE)),
         )
-    return result
+    return dataclasses.replace(result, notes=(*result.notes, *longer))
 
 
 def _ready(
