@@ -209,13 +209,34 @@ def test_a_second_pruning_says_how_to_start_anew(caplog) -> None:
     twofour.prune(model, "1:4")
     assert "start anew" not in caplog.text, "a sparser pattern goes on from the first"
     twofour.prune(model, "2:4", criterion="random")
-    assert caplog.text.count("pruned already, its zeros stay") == 1 and "and 1 more" in caplog.text
+    assert caplog.text.count("1:4 already, and 2:4 makes nothing denser") == 1 and "and 1 more" in caplog.text
     assert "start anew call twofour.masks.detach(model) and load the dense weights" in caplog.text
     caplog.clear()
     masks.detach(model)
     model.load_state_dict(dense)
     twofour.prune(model, "2:4", criterion="random")
     assert "start anew" not in caplog.text and twofour.check(model).ok
+    twofour.prune(model, "2:4")
+    assert caplog.text.count("pruned already, its zeros stay and the criterion has nothing to choose; to start") == 1
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_dense_groups_of_a_weight_that_is_2_4_already_are_said_to_be_zeros(masked: bool, caplog) -> None:
+    """The mask has a quarter of the groups open, in which what 2:4 took away is still zero: training may fill it."""
+    model = twofour.prune(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), "2:4", criterion="magnitude")
+    before = model[0].weight.detach().clone()
+    if not masked:
+        masks.detach(model)
+    caplog.clear()
+    twofour.prune(model, "2:4+25%", criterion="magnitude")
+    assert torch.equal(model[0].weight, before) and int(masks.of(model)["0.weight"].keep.sum()) == 64 * 64 * 5 // 8
+    words = "`0.weight` and 1 more: 2:4 already, and 2:4+25% makes nothing denser: what was pruned is gone, and zeros"
+    assert words in caplog.text and "load the dense weights again" in caplog.text
+    found = twofour.check(model)
+    assert found.ok and found.layers[0].verdict == "2:4+25% kept: it is 2:4, without dense groups"
+    caplog.clear()
+    dense = twofour.prune(nn.Linear(64, 64), "2:4+25%", criterion="magnitude")
+    assert "already" not in caplog.text and twofour.check(dense).layers[0].verdict == "2:4+25% kept"
 
 
 def test_what_is_no_model_is_refused() -> None:

@@ -306,20 +306,11 @@ def _log_criterion(criterion: Criterion, *, unnamed: bool, data: Any) -> None:
 
 
 def _log_plan(model: nn.Module, assignment: Assignment) -> None:
-    """Say what stays dense, and where zeros of an earlier mask leave nothing to choose."""
+    """Say what stays dense, and where zeros that are there leave nothing to choose."""
     for skipped in assignment.skipped:
         _log.info("`%s` stays dense: %s", skipped.name, skipped.reason)
     assignment.tell_unreached(_log)
-    carried = {(mask.module, mask.attribute): mask.pattern for mask in masks.of(model).values()}
-    old = [(weight, carried.get((weight.module, weight.attribute)), new) for weight, new in assignment.weights]
-    settled = [weight.name for weight, before, new in old if before is not None and before.density <= new.density]
-    if settled:
-        _log.warning(
-            "`%s`%s: pruned already, its zeros stay and the criterion has nothing to choose; to start anew call "
-            "twofour.masks.detach(model) and load the dense weights again",
-            settled[0],
-            f" and {len(settled) - 1} more" if len(settled) > 1 else "",
-        )
+    assignment.tell_settled(model, _log)
 
 
 def _traced_on(model: nn.Module, assignment: Assignment, example: Any, data: Any) -> Any:

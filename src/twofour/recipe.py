@@ -23,13 +23,14 @@ from typing import Any
 
 from torch import nn
 
-from twofour import criteria, patterns
+from twofour import criteria, masks, patterns
 from twofour.criteria import Criterion
 from twofour.errors import LayerError, PatternError, RecipeError
 from twofour.files import named, read_toml, reason, replacing
 from twofour.layers import (
     PrunableWeight,
     Skipped,
+    is_distributed,
     matches,
     parse_globs,
     remedy_for,
@@ -37,7 +38,7 @@ from twofour.layers import (
     require_matches,
     walk,
 )
-from twofour.patterns import Block, Pattern
+from twofour.patterns import Block, Hybrid, Pattern
 
 FORMAT = 1
 DENSE = "dense"
@@ -69,6 +70,31 @@ class Assignment:
                     " smaller blocks come nearer",
                     *(weight.name, 100 * reached, pattern.name, 100 * pattern.sparsity, prod(pattern.grid(shape))),
                 )
+
+    def tell_settled(self, model: nn.Module, log: logging.Logger) -> None:
+        """Warn of weights in which there is nothing to choose: zeros that are there already stay."""
+        carried = {(mask.module, mask.attribute): mask.pattern for mask in masks.of(model).values()}
+        found: dict[str, list[str]] = {}
+        for weight, new in self.weights:
+            old = carried.get((weight.module, weight.attribute)) or _regular(weight, new)
+            if old is not None and old.density < new.density:
+                said = f"{old.name} already, and {new.name} makes nothing denser: what was pruned is gone, and zeros "
+                found.setdefault(f"{said}stand in its places until training fills them", []).append(weight.name)
+            elif old is not None and old.density == new.density:
+                said = "pruned already, its zeros stay and the criterion has nothing to choose"
+                found.setdefault(said, []).append(weight.name)
+        for said, (first, *others) in found.items():
+            log.warning(
+                "`%s`%s: %s; to start anew call twofour.masks.detach(model) and load the dense weights again",
+                *(first, f" and {len(others)} more" if others else "", said),
+            )
+
+
+def _regular(weight: PrunableWeight, pattern: Pattern) -> Pattern | None:
+    """Return the N:M of a pattern with dense groups where a weight without a mask is that in all groups, else None."""
+    if not isinstance(pattern, Hybrid) or is_distributed(weight.parameter):
+        return None
+    return pattern.regular if pattern.regular.check(weight.reduction_last(weight.parameter.detach())).ok else None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from twofour.checker.runtimes import Fit, fits
 from twofour.checker.weights import Weight
 from twofour.errors import LayerError, PatternError, TwofourError
 from twofour.layers import Reduction
-from twofour.patterns import NM, Conformity, GroupStrides, NonzeroBits, PairedNM, Pattern, parse, ties
+from twofour.patterns import NM, Conformity, GroupStrides, Hybrid, NonzeroBits, PairedNM, Pattern, parse, ties
 
 # Tightest first: a weight that is 1:4 is also 2:4 and 4:8.
 KNOWN = ("1:4", "1:2", "2:4", "4:8-pairs", "4:8", "8:16")
@@ -310,7 +310,10 @@ def _kept(finding: Finding, start: str) -> str:
         return f"{start}every group is legal, but {finding.outside} values lie outside the mask"
     if finding.zeros == 1.0:
         return "every value is zero"
-    return f"{finding.judged} kept" if finding.promised else f"{finding.judged}, though nothing promised it"
+    judged = parse(finding.judged)
+    regular = judged.regular.name if isinstance(judged, Hybrid) else ""
+    which = f": it is {regular}, without dense groups" if regular in finding.satisfies else ""
+    return f"{judged.name} kept{which}" if finding.promised else f"{judged.name}, though nothing promised it{which}"
 
 
 def _does_not_divide(finding: Finding) -> str:
