@@ -239,6 +239,13 @@ def test_dense_groups_of_a_weight_that_is_2_4_already_are_said_to_be_zeros(maske
     assert "already" not in caplog.text and twofour.check(dense).layers[0].verdict == "2:4+25% kept"
 
 
+def test_without_a_pattern_it_is_2_4() -> None:
+    model = twofour.prune(nn.Linear(32, 32), data=[torch.randn(64, 32)], reconstruct=False)
+    assert {mask.pattern for mask in masks.of(model).values()} == {NM(2, 4)}
+    with pytest.raises(PatternError, match="must be text or a Pattern"):
+        twofour.prune(nn.Linear(32, 32), [torch.randn(64, 32)])  # type: ignore[arg-type]
+
+
 def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(LayerError, match="no model to prune"):
         twofour.prune("model", "2:4")  # type: ignore[arg-type]

@@ -47,7 +47,7 @@ _Permute = Callable[..., permutation.Report]
 
 def prune(
     model: nn.Module,
-    pattern: str | Pattern | Mapping[str, str | Pattern] | Recipe,
+    pattern: str | Pattern | Mapping[str, str | Pattern] | Recipe = "2:4",
     *,
     criterion: str | Criterion | None = criteria.AUTO,
     skip: str | Sequence[str] = (),

@@ -26,6 +26,17 @@ def test_what_is_no_pattern_is_refused(text: str) -> None:
     assert "wanted" in str(caught.value)
 
 
+def test_dense_groups_may_stand_behind_spaces_and_the_nearest_is_named() -> None:
+    assert parse("2:4 + 25%") is parse("2:4+25%") is parse(" 2:4+ 25% ")
+    for text, near in (("2:4+25", "2:4+25%"), ("2: 4+25 %", "2:4+25%"), ("2:4+12.5", "2:4+12.5%")):
+        with pytest.raises(
+            PatternError, match=rf'not a sparsity pattern[\s\S]*did you mean "{near}"\?'.replace("+", "[+]")
+        ):
+            parse(text)
+    with pytest.raises(PatternError, match='"2:4" is what Sparse'):
+        parse("2:4 +")
+
+
 @in_turn("text", ["0:4", "4:4", "5:4", "2:65", "3:8-pairs", "4:4-pairs"])
 def test_impossible_patterns_are_refused(text: str) -> None:
     with pytest.raises(PatternError, match="impossible"):

@@ -30,7 +30,7 @@ _KINDS: dict[str, Callable[..., Pattern]] = {
 
 
 def parse(pattern: str | Pattern) -> Pattern:
-    """Turn the text of a pattern into a `Pattern`; a `Pattern` is returned as it is.
+    """Turn the text of a pattern into a `Pattern`, spaces around it and its "+" left out; a `Pattern` is returned.
 
     Example:
         >>> parse("2:4").density
@@ -43,7 +43,7 @@ def parse(pattern: str | Pattern) -> Pattern:
         case Pattern():
             return pattern
         case str():
-            return _parse(pattern.strip())
+            return _parse(re.sub(r" *\+ *", "+", pattern.strip()))
         case _:
             raise PatternError(
                 "a pattern must be text or a Pattern",
@@ -80,12 +80,9 @@ def _parse(text: str) -> Pattern:
             wanted='"block:RxC@S": blocks of R outputs by C inputs, S the share of them that is zero',
             remedy='"block:16x16@0.9": nine tenths of the 16 x 16 blocks are zero',
         )
-    whole = re.fullmatch(r"channels?(:.*)?", text)
-    raise PatternError(
-        "the text is not a sparsity pattern",
-        got=repr(text),
-        wanted=_FORMS,
-        remedy="whole channels change the shapes of weights, which no pattern does: twofour.structure will cut them"
-        if whole
-        else '"2:4" is what Sparse Tensor Cores and the CPU kernels run',
-    )
+    remedy = '"2:4" is what Sparse Tensor Cores and the CPU kernels run'
+    if re.fullmatch(r"channels?(:.*)?", text):
+        remedy = "whole channels change the shapes of weights, which no pattern does: twofour.structure will cut them"
+    elif _HYBRID.fullmatch(near := re.sub(r"\s", "", text).removesuffix("%") + "%"):
+        remedy = f'did you mean "{near}"?'
+    raise PatternError("the text is not a sparsity pattern", got=repr(text), wanted=_FORMS, remedy=remedy)
