@@ -18,21 +18,32 @@ from twofour.demo.data import data_folder
 from twofour.demo.resnet import ResNet20, normalise
 
 CHECKPOINT = "pretrained/resnet20-12fca82f.safetensors"
+BLACK = normalise(torch.zeros(1, 1, 1, 3))
+"""A black pixel, (1, 3, 1, 1)."""
 
 
 class Cifar10(Task):
-    """ResNet-20, 18 of whose 20 weights are eligible; augmentation as He et al. 2015: pad by 4, crop, flip."""
+    """ResNet-20, 18 of whose 20 weights are eligible; augmentation as He et al. 2015: pad by 4, crop, flip.
+
+    Attributes:
+        padding: Pixels around an image before it is cropped.
+        border: Whether they are "black", as the checkpoint saw them, which was trained on images that were cropped
+            before they were normalised; or the "mean" of all images, zeros behind the normalisation. The variance in
+            the first norm differs by 29 % between the two, and the checkpoint has 88.5 % for 91.5 once its norms know
+            the other kind.
+    """
 
     name = "cifar10"
     title = "CIFAR-10, ResNet-20 (published checkpoint, 0.27 M parameters)"
     notes = (
         "The checkpoint was trained for 200 epochs; each repetition, control included, has one (SGD 0.05, "
-        "momentum 0.9, weight decay 1e-4, batch 128, one cycle). The stem and the classifier stay dense (ASP's "
-        "rule)."
+        "momentum 0.9, weight decay 1e-4, batch 128, one cycle; crops with a black border, as it saw them). "
+        "The stem and the classifier stay dense (ASP's rule)."
     )
     pretrained = True
     epochs = 1
     padding = 4
+    border = "black"
 
     @property
     def metric(self) -> Metric:
@@ -68,11 +79,14 @@ class Cifar10(Task):
         index, top, left = torch.stack([index, top, left]).to(device, non_blocking=True)
         images, labels = self.train[0][index], self.train[1][index]
         images = torch.where(flip.to(device, non_blocking=True), images.flip(3), images)
-        images = F.pad(images, (self.padding,) * 4)
+        bordered = F.pad(images, (self.padding,) * 4)
+        if self.border == "black":
+            inside = F.pad(torch.ones_like(images[:1, :1]), (self.padding,) * 4)
+            bordered += (1 - inside) * BLACK.to(device)
         steps = torch.arange(32, device=device)
         rows, columns = (top[:, None] + steps)[:, None, :, None], (left[:, None] + steps)[:, None, None, :]
         places, channels = torch.arange(n, device=device)[:, None, None, None], torch.arange(3, device=device)
-        cropped = images[places, channels[:, None, None], rows, columns]
+        cropped = bordered[places, channels[:, None, None], rows, columns]
         return cropped.contiguous(memory_format=torch.channels_last), labels
 
     def loss(self, output: Any, target: Any) -> Tensor:

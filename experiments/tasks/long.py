@@ -18,7 +18,8 @@ class LongCifar10(Cifar10):
     title = "CIFAR-10, ResNet-20 (published checkpoint), 30 epochs a repetition"
     notes = (
         "The checkpoint was trained for 200 epochs; each repetition, control included, has {epochs} (SGD 0.05, "
-        "momentum 0.9, weight decay 1e-4, batch 128, one cycle). The stem and the classifier stay dense (ASP's rule)."
+        "momentum 0.9, weight decay 1e-4, batch 128, one cycle; crops with a black border, as it saw them). "
+        "The stem and the classifier stay dense (ASP's rule)."
     )
     epochs = 30
 

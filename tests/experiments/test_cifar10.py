@@ -1,0 +1,29 @@
+"""What the training of CIFAR-10 sees."""
+
+import pytest
+import torch
+
+from twofour.demo.resnet import normalise
+
+
+@pytest.mark.parametrize(("border", "wanted"), [("black", normalise(torch.zeros(1, 1, 1, 3))), ("mean", 0.0)])
+def test_crops_have_the_border_that_the_net_knows(border, wanted):
+    from tasks.cifar10 import Cifar10
+
+    task = Cifar10()
+    task.border, task.__dict__["train"] = border, (torch.full((64, 3, 32, 32), 9.0), torch.zeros(64, dtype=torch.long))
+    images, _ = task.loader(0).make(torch.arange(64))
+    outside = images != 9
+    wanted = torch.as_tensor(wanted).expand_as(images)
+    assert outside.any((0, 1)).sum() > 32 and (images[outside] == wanted[outside]).all()
+    assert not outside[:, :, 4:-4, 4:-4].any() and not outside.all((1, 2, 3)).any()
+
+
+def test_only_nets_that_are_trained_from_nothing_have_another_border_than_the_checkpoint():
+    from tasks import GRADIENTS, LOW_BITS, SHRINK, TASKS
+    from tasks.cifar10 import Cifar10
+
+    every = {task for tasks in (TASKS, LOW_BITS, GRADIENTS, SHRINK) for task in tasks.values()}
+    nets = [task for task in every if issubclass(task, Cifar10)]
+    assert len(nets) == 6
+    assert all((task.border == "black") == task.pretrained for task in nets)
