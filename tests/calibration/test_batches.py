@@ -112,7 +112,7 @@ SQUARE, IDS, OTHERS = torch.randn(16, 16, 5), torch.ones(16, 16, dtype=torch.lon
 )
 def test_a_batch_whose_axes_do_not_tell_its_samples_is_taken_whole(inputs, reason: str) -> None:
     """A mask (tokens, tokens) was cut as if it counted samples where a batch had as many: no model ran on the rest."""
-    batch = Batch(inputs, torch.arange(24))
+    batch = Batch(inputs, torch.arange(24), 1)
     assert reason in batch.whole if reason else not batch.whole
     if reason:
         assert part(batch, 0, 3) is some(batch, 3) is batch and pieces(batch, 3) == [batch]

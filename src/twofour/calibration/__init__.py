@@ -1,7 +1,8 @@
 """What calibration data say about each weight's inputs: a streaming pass, block by block where there are blocks."""
 
-from twofour.calibration.batches import Batch, holding_nan, part, pieces, read, take, to_device
+from twofour.calibration.batches import Batch, part, pieces, read, take, to_device
 from twofour.calibration.enough import Enough
+from twofour.calibration.finite import not_finite
 from twofour.calibration.gradients import gradients
 from twofour.calibration.held import Held, hold_back, judged
 from twofour.calibration.inputs import from_matrix, matrix
@@ -21,9 +22,9 @@ __all__ = [
     "from_matrix",
     "gradients",
     "hold_back",
-    "holding_nan",
     "judged",
     "matrix",
+    "not_finite",
     "part",
     "pieces",
     "read",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,11 +27,13 @@ _BY_SAMPLE = (*_COUNTING, *_PADDING, "input_ids", "token_type_ids", "position_id
 class Batch:
     """One call of the model: its inputs, and the target when the data are pairs.
 
-    As an item of `data` it says which is which where a tuple of two could be read either way.
+    As an item of `data` it says which is which where a tuple of two could be read either way. `number` is its place in
+    the data, from 1, where it is known.
     """
 
     inputs: Any
     target: Any = None
+    number: int = field(default=0, compare=False)
 
     @property
     def samples(self) -> int:
@@ -48,7 +50,7 @@ class Batch:
         another has more axes (a table before the samples), or where whole numbers of a length of their own may point
         at samples (the edges of a graph).
         """
-        size, found = self.samples, [(name, leaf) for name, leaf in _named_leaves("", self.inputs) if leaf.ndim]
+        size, found = self.samples, [(name, leaf) for name, leaf in named_leaves("", self.inputs) if leaf.ndim]
         others = [leaf for name, leaf in found[1:] if not _by_sample(name, leaf)]
         axes = {axis for _, leaf in found for axis in leaf.shape[1:]}
         if others and size > 1 and size in axes:
@@ -137,6 +139,7 @@ def take(
         batch = read(model, item, paired)
         if not found and batch is not item and not paired:
             _warn_of_mask(model, batch)
+        batch = batch if batch.number else replace(batch, number=number)
         size = _require_samples(batch.inputs, item, number)
         wanted = samples(batch) if callable(samples) else samples
         if (spare := have + size - wanted) > 0:
@@ -210,7 +213,7 @@ def _picked(batch: Batch, pick: Callable[[Tensor], Tensor]) -> Batch:
     def picked(tensor: Tensor) -> Tensor:
         return pick(tensor) if tensor.ndim and tensor.shape[0] == size else tensor
 
-    return Batch(_mapped(batch.inputs, picked), _mapped(batch.target, picked))
+    return replace(batch, inputs=_mapped(batch.inputs, picked), target=_mapped(batch.target, picked))
 
 
 def _unused(data: Any, taken: int, last: int, cut: int) -> str:
@@ -219,20 +222,6 @@ def _unused(data: Any, taken: int, last: int, cut: int) -> str:
     if isinstance(data, Sized) and not isinstance(data, Tensor | Mapping) and len(data) > taken:
         parts.append(f"{len(data) - taken} of {len(data)} batches")
     return " and ".join(parts)
-
-
-def holding_nan(batches: Sequence[Batch]) -> DataError | None:
-    """Return the error for the first batch whose inputs hold NaN, None where none do."""
-    for number, batch in enumerate(batches, 1):
-        tensors = [leaf for leaf in tree_leaves(batch.inputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-        if count := sum(int(tensor.isnan().sum()) for tensor in tensors):
-            return DataError(
-                "the calibration data hold NaN",
-                got=f"batch {number} of {len(batches)}: {count} values that are NaN",
-                wanted="finite numbers",
-                remedy="leave those samples out, or fill what is missing as in training",
-            )
-    return None
 
 
 def items(data: Any) -> Iterator[Any]:
@@ -261,7 +250,7 @@ def read(model: nn.Module, item: Any, paired: bool = False) -> Batch:
     """
     batch = _parted(model, item, paired)
     inputs = _named(model, batch.inputs)
-    return batch if inputs is batch.inputs else Batch(inputs, batch.target)
+    return batch if inputs is batch.inputs else replace(batch, inputs=inputs)
 
 
 def _named(model: nn.Module, inputs: Any) -> Any:
@@ -353,21 +342,21 @@ def _takes(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | 
 
 
 def _size(value: Any) -> int | None:
-    leaves = [leaf for _, leaf in _named_leaves("", value)]
+    leaves = [leaf for _, leaf in named_leaves("", value)]
     return next((leaf.shape[0] for leaf in leaves if leaf.ndim), 1 if leaves else None)
 
 
-def _named_leaves(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+def named_leaves(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a value, each with the name of the argument that it is or is in, "" without one."""
     match value:
         case torch.Tensor():
             yield name, value
         case tuple() | list():
             for item in value:
-                yield from _named_leaves(name, item)
+                yield from named_leaves(name, item)
         case Mapping():
             for key, item in value.items():
-                yield from _named_leaves(str(key), item)
+                yield from named_leaves(str(key), item)
 
 
 def _by_sample(name: str, tensor: Tensor) -> bool:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from twofour.calibration.batches import Batch, holding_nan, to_device
+from twofour.calibration.batches import Batch, to_device
+from twofour.calibration.finite import not_finite
 from twofour.calibration.passes import calibrating, explained
 from twofour.calls import call
 from twofour.errors import DataError, RecipeError, TwofourError
@@ -105,13 +106,13 @@ def require_loss(value: Any, batches: Sequence[Batch] = ()) -> Tensor:
     """Return the value of a loss if it is a finite scalar that gradients can be taken of.
 
     Raises:
-        DataError: It is not; where inputs of `batches` hold NaN, that is what is said.
+        DataError: It is not; where inputs of `batches` hold NaN or infinity, that is what is said.
     """
     tensor = isinstance(value, Tensor)
     if tensor and value.numel() == 1 and value.requires_grad and torch.isfinite(value):
         return value
     scalar = tensor and value.numel() == 1
-    if scalar and torch.isnan(value) and (found := holding_nan(batches)):
+    if scalar and not torch.isfinite(value) and (found := not_finite(batches)):
         raise found
     loose = ", which depends on no weight to prune" if tensor and not value.requires_grad else ""
     shown = f"{value.detach()}" if scalar else f"of shape {tuple(value.shape)}" if tensor else repr(value)

@@ -14,9 +14,10 @@ from torch import nn
 
 from twofour import calls
 from twofour.calibration import blocks
-from twofour.calibration.batches import Batch, holding_nan, to_device
+from twofour.calibration.batches import Batch, to_device
 from twofour.calibration.blocks import Chain, Stop, Survey
 from twofour.calibration.collector import Collector, Unshared
+from twofour.calibration.finite import not_finite
 from twofour.calibration.inputs import caller, groups, unsupported
 from twofour.calibration.statistics import PER_INPUT, Need, Statistics
 from twofour.errors import DataError
@@ -154,7 +155,7 @@ class _Run:
             try:
                 statistics.require_finite()
             except DataError as error:
-                raise (holding_nan(self.batches) or error).for_layer(weight.name) from None
+                raise (not_finite(self.batches) or error).for_layer(weight.name) from None
             with self.work.doing("solving", _of_solving(weight, self.need)):
                 self.visit(weight, statistics)
             self.display.advance()

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from twofour.calibration import Batch, holding_nan, part
+from twofour.calibration import Batch, not_finite, part
 from twofour.errors import DataError
 from twofour.shrinking.curves import Curve
 
@@ -21,12 +21,12 @@ LEAST_SAMPLES = 5
 
 
 def require_shown(batches: Sequence[Batch]) -> None:
-    """Refuse calibration data that hold NaN, or show nothing since all samples are the same or zero.
+    """Refuse calibration data that hold NaN or infinity, or show nothing since all samples are the same or zero.
 
     Raises:
         DataError: They do.
     """
-    if (error := holding_nan(batches)) is not None:
+    if (error := not_finite(batches)) is not None:
         raise error
     if any(batch.whole for batch in batches):
         return  # samples cannot be told from what else the inputs hold

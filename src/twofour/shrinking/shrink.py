@@ -99,8 +99,8 @@ def shrink(
             to 3 %, as measured), nothing can be cut, the model does not run on the example, cannot be captured, or is
             masked, the small model would compute something else on the example than the large one with zeros in place
             of what is cut, or the folder of the checkpoint holds another run or something else.
-        DataError: The data cannot be used, hold NaN or show nothing: all samples, or all inputs of all that read what
-            can be cut, are the same.
+        DataError: The data cannot be used, are not finite or show nothing: all samples, or all inputs of all that read
+            what can be cut, are the same.
     """
     require_unwrapped(model, ShrinkError)
     _require_finite(model)

@@ -51,12 +51,13 @@ class Calibration:
         if listed.is_list(self.loader):
             for place, batch in listed.calibrating(self.loader, self.seed, self.but):
                 places.add(place)
+                batch = replace(batch, number=place + 1)
                 self.taken = len(places)
                 yield batch
             return
         for inputs, target in epoch_batches(self.loader, self.seed, 0, self.behind):
             self.taken += 1
-            yield Batch(inputs, target)
+            yield Batch(inputs, target, self.behind + self.taken)
 
     @property
     def told(self) -> str:
