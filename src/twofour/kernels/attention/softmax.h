@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cells.h"
+#include "kernels/rounded_once.h"
 
 namespace {
 
@@ -26,9 +27,10 @@ float masked(const Attention& a, int64_t offset, int64_t seen, float* scores) {
     reg s = V::load_partial(scores + j, left);
     if (a.mask_kind == AttentionMask::add) {
       // A finite mask near -FLT_MAX overflows in units of ln 2; the bound is NaN where the mask is infinite, and the
-      // second operand of a maximum with NaN is the answer: true infinities stay.
+      // second operand of a maximum with NaN is the answer: true infinities stay. Rounded once, since int8 has the same
+      // bits in every set.
       const reg mask = V::load_partial(static_cast<const float*>(a.mask) + offset + j, left);
-      s = V::max(V::fma(mask, V::zero(), V::all(-__FLT_MAX__)), V::fma(mask, V::all(kLog2E), s));
+      s = V::max(V::fma(mask, V::zero(), V::all(-__FLT_MAX__)), rounded_once<V>(mask, V::all(kLog2E), s));
     } else if (a.mask_kind == AttentionMask::keep) {
       s = V::where_byte(static_cast<const uint8_t*>(a.mask) + offset + j, left, s, hidden);
     }

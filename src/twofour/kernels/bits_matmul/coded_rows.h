@@ -8,26 +8,13 @@
 #include <cstring>
 
 #include "coded_answer.h"
+#include "kernels/rounded_once.h"
 #include "kernels/whole_outputs.h"
 
 namespace {
 
 using twofour::CodeStep;
 using twofour::kBitsOfRow;
-
-#if defined(TWOFOUR_SET_avx2) || defined(__aarch64__)
-constexpr bool kFused = true;  // whether a multiply-add is one instruction, not a call for each number
-#else
-constexpr bool kFused = false;
-#endif
-
-// y * factor + shift, rounded once in every set.
-template <class V>
-TWOFOUR_INLINE typename V::reg rounded_once(typename V::reg y, typename V::reg factor, typename V::reg shift) {
-  if constexpr (kFused) return V::fma(y, factor, shift);
-  for (int i = 0; i < V::width; i++) y[i] = __builtin_fmaf(y[i], factor[i], shift[i]);
-  return y;
-}
 
 // Codes that are a number times a factor, rounded, and clipped: what plain rounding, ReLU and clips are.
 template <class V>

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/rounded_once.h"
 #include "packed_image.h"
 
 namespace {
@@ -128,20 +129,20 @@ struct ConvFinish {
   struct Reals {
     typename V::reg bias, scales, factor, shift, least;
     int64_t rows;
-    bool normed;
 
     TWOFOUR_INLINE Reals(const BitsConv& a, const BitsWeight& w, int64_t row)
         : bias(V::all(-0.0f)), scales(V::load_unaligned(w.scales + row)), factor(V::all(1.0f)), shift(V::all(-0.0f)),
-          least(V::all(a.after.relu ? 0.0f : -__builtin_inff())), rows(::least(V::width, a.out_channels - row)),
-          normed(a.after.scale != nullptr) {
+          least(V::all(a.after.relu ? 0.0f : -__builtin_inff())), rows(::least(V::width, a.out_channels - row)) {
       if (rows <= 0) return;
       if (a.bias != nullptr) bias = V::load(a.bias + row, rows);
-      if (normed) factor = V::load(a.after.scale + row, rows), shift = V::load(a.after.shift + row, rows);
+      if (a.after.scale == nullptr) return;
+      factor = V::load(a.after.scale + row, rows);
+      shift = V::load(a.after.shift + row, rows);
     }
     // Of the values' sum; `other` is added to it.
     TWOFOUR_INLINE typename V::reg answer(I sum, float scale, typename V::reg other) const {
       auto y = apart(V::to_real((typename V::ints)sum) * (V::all(scale) * scales)) + bias;
-      if (kFused || normed) y = rounded_once<V>(apart(y), factor, shift);  // the sum with the bias is not its
+      y = rounded_once<V>(apart(y), factor, shift);  // the sum with the bias is not its
       return V::max(least, y + other);  // a NaN, the second one, stays
     }
   };
