@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.conftest import each_row, threads
+from tests.kernels.bits_cases import EVERY, generator
 from tests.turns import in_turn
 from twofour import native
 from twofour.errors import KernelError
@@ -32,7 +33,6 @@ from twofour.kernels.bits_matmul.conv.rows import LOOKUPS
 from twofour.kernels.conv import Geometry
 from twofour.kernels.quantization import LEVELS, Quantization
 
-EVERY = [make(bits) for bits in range(1, 9) for make in (unsigned, twos, bipolar)] + [TERNARY]
 GEOMETRIES = (
     (Geometry(5, 7, (3, 3), (1, 1), (1, 1), (1, 1)), (2, 6, 5)),
     (Geometry(70, 35, (3, 3), (2, 2), (1, 1), (1, 1)), (1, 7, 8)),
@@ -42,10 +42,6 @@ GEOMETRIES = (
     (Geometry(6, 5, (3, 3), (1, 1), (3, 4), (3, 4)), (1, 2, 1)),  # windows of zeros alone
     (Geometry(9, 34, (1, 1), (2, 3), (2, 0), (1, 4)), (2, 6, 8)),  # pixels that no window reads
 )
-
-
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @cache

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import each_row, threads
-from tests.kernels.test_bits_conv import coded_of, generator, image_of, refused, thresholds_of, weight_of
+from tests.kernels.bits_cases import generator
+from tests.kernels.test_bits_conv import coded_of, image_of, refused, thresholds_of, weight_of
 from twofour.errors import KernelError
 from twofour.kernels.bits_matmul import TERNARY, bipolar, twos, unsigned
 from twofour.kernels.bits_matmul.conv import (

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.conftest import each_row, threads
+from tests.kernels.bits_cases import real
 from twofour.errors import KernelError
 from twofour.kernels.bits_matmul import (
     GROUPS,
@@ -41,10 +41,6 @@ def weight_of(levels: Levels, size: tuple[int, int, int], shifted: bool = False)
 
 KINDS = [(bipolar(1), False), (TERNARY, False), (twos(2), True), (twos(3), False), (twos(4), True), (bipolar(3), False)]
 KINDS += [(twos(8), False), (twos(7), True)]
-
-
-def real(tokens: int, columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return (torch.randn(tokens, columns, generator=torch.Generator().manual_seed(tokens)) + 0.3).to(dtype)
 
 
 @each_row(ROWS)
@@ -108,7 +104,11 @@ def test_many_tokens_whose_panels_are_taken_apart_once_give_the_same_bits(row: B
         strict=False,
     ):
         weight, (out, columns, _) = weight_of(levels, size, shifted), size
-        quantization, x, bias = Quantization(scale, bits=bits, levels=system), real(tokens, columns), torch.randn(out)
+        quantization, x, bias = (
+            Quantization(scale, bits=bits, levels=system),
+            real(tokens, columns).clone(),
+            torch.randn(out),
+        )
         x[77, 3] = float("nan")
         with threads(1 + 2 * (bits == 5)):
             y = row.run(x, row.prepare(weight), bias, Problem(out, quantization=quantization))
