@@ -10,7 +10,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+import twofour
 from tests.report.runs import HOSTILE, layer, optimized, record, trained
 from twofour import measure, report
 from twofour.errors import ReportError
@@ -130,6 +133,32 @@ def test_what_a_training_came_to_is_the_state_that_it_kept(tmp_path: Path, kept:
     content["sparse"] |= {"kept": 6, "instead": None}
     file.write_text(json.dumps(content))
     with pytest.raises(ReportError, match="the state after epoch 6 of 5"):
+        report.read(file)
+
+
+def test_what_prune_and_check_leave_is_a_page_of_its_weights(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = twofour.prune(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 10)), "2:4", criterion="magnitude")
+    content = {"source": "net:build", **twofour.check(model).to_dict(), "files": ["report.json"]}
+    (tmp_path / "report.json").write_text(json.dumps(content))
+    run = report.read(tmp_path)
+    assert run.title == "Pruned: net:build" and run.verdict.startswith("1 of 1 promised weights kept; ")
+    assert [(w.name, w.pattern, w.zeros, w.kept, w.verdict) for w in run.weights] == [
+        ("0.weight", "2:4", 0.5, True, "2:4 kept")
+    ]
+    assert len(run.notes) == 1 and run.notes[0].startswith("1.weight stays dense: out_features 10")
+    assert "1.weight stays dense" in " ".join(parsed(tmp_path).texts)
+    content |= {"skipped": [{"name": str(n), "reason": "small"} for n in range(42)], "ok": False}
+    content |= {"streamed": True, "layers": [{"name": "w", "promised": "1:4", "zeros": 0.75, "kept": 0.5}]}
+    (file := tmp_path / "checked.json").write_text(json.dumps({k: v for k, v in content.items() if k != "files"}))
+    run = report.read(file)
+    assert run.title == "Checked: net:build" and run.verdict.startswith("A promise is broken: 1 of 1")
+    assert (
+        run.weights[0].kept and run.weights[0].verdict == "50.0% of |w| kept" and run.notes[-1] == "2 more stay dense"
+    )
+    del content["layers"][0]["zeros"]
+    file.write_text(json.dumps(content))
+    with pytest.raises(ReportError, match="zeros"):
         report.read(file)
 
 

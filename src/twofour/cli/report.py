@@ -19,7 +19,7 @@ def report(
         Path,
         typer.Argument(
             metavar="RUN",
-            help="A folder of optimize, of demo or with records; or one of their JSON files, or finetune's.",
+            help="A folder of optimize, demo or prune, or with records; or a JSON file of them, check or finetune.",
         ),
     ],
     out: Annotated[

@@ -19,12 +19,15 @@ from twofour.report.run import Curve, Layer, Quality, Run, Score, Weight
 
 RESULTS, PLAN, SUMMARY, TRAINING, RECORDS = "results.json", "plan.json", "summary.json", "training.json", "records.json"
 """Files of a folder: of `optimize`, the plan of both, of `demo`, what `finetune` returned, records."""
+PRUNED = "report.json"
+"""Of `prune`: what it left of each weight."""
 FORMS = (
-    f"a folder of `twofour optimize` ({RESULTS}), of `twofour demo` ({SUMMARY}) or with the records of benchmarks; or "
-    f"such a file, or `finetune(...).to_dict()` as JSON ({TRAINING})"
+    f"a folder of `twofour optimize` ({RESULTS}), of `twofour demo` ({SUMMARY}), of `twofour prune` ({PRUNED}) or with "
+    f"the records of benchmarks; or such a file, what `--json` of `twofour check` wrote, or `finetune(...).to_dict()` "
+    f"as JSON ({TRAINING})"
 )
-MOST_FILES = 200
-"""Files of records that are read of one folder."""
+MOST_FILES, MOST_NOTES = 200, 40
+"""Files of records that are read of one folder, and weights that stay dense of which a page says why."""
 
 
 def read(path: str | os.PathLike[str]) -> Run:
@@ -46,7 +49,7 @@ def read(path: str | os.PathLike[str]) -> Run:
 
 
 def _folder(place: Path) -> Run:
-    for name in (RESULTS, SUMMARY, TRAINING, RECORDS):
+    for name in (RESULTS, SUMMARY, TRAINING, RECORDS, PRUNED):
         if (place / name).is_file():
             return _file(place / name, place)
     files = sorted(place.glob("*.json"))[:MOST_FILES]
@@ -75,6 +78,8 @@ def _file(place: Path, folder: Path) -> Run:
             return _of_demo(content, layers)
         if {"sparse", "control", "seed"} <= set(content):
             return Run(f"Training: {place.stem}", curves=_curves(content), quality=_trained(content))
+        if {"ok", "summary", "layers"} <= set(content):
+            return _of_weights(content)
     except MeasureError as error:
         raise _malformed(place, str(error)) from error
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
@@ -265,6 +270,24 @@ def _layers(plan: object, losses: Mapping[str, float]) -> tuple[Layer, ...]:
     ]
     holding = {part: layer for layer in found for part in layer.parts}  # a part runs as its product does
     return tuple(replace(layer, sparse=holding.get(layer.name, layer).sparse) for layer in found)
+
+
+def _of_weights(content: Mapping[str, Any]) -> Run:
+    """Return what `prune` left of each weight, or `check` found; of files pruned part by part, what share stayed."""
+    weights = [_mapping(weight) for weight in _list(content["layers"])]
+    if content.get("streamed"):
+        weights = [{"legal": True, "verdict": f"{_real(w['kept']):.1%} of |w| kept", **w} for w in weights]
+    skipped = [_mapping(entry) for entry in _list(content.get("skipped", []))]
+    notes = [f"{entry['name']} stays dense: {entry['reason']}" for entry in skipped[:MOST_NOTES]]
+    notes += [f"{len(skipped) - MOST_NOTES} more stay dense"] if len(skipped) > MOST_NOTES else []
+    head = "" if content["ok"] else "A promise is broken: "
+    made = "Pruned" if "files" in content else "Checked"
+    return Run(
+        f"{made}: {content.get('source', 'weights')}",
+        verdict=f"{head}{content['summary']}.",
+        weights=_weights(weights),
+        notes=tuple(notes),
+    )
 
 
 def _weights(given: object) -> tuple[Weight, ...]:
