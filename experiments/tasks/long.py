@@ -22,6 +22,7 @@ class LongCifar10(Cifar10):
         "The stem and the classifier stay dense (ASP's rule)."
     )
     epochs = 30
+    rewound = False
 
 
 class LongStsb(Stsb):

@@ -64,7 +64,7 @@ class GradientsCifar10(Cifar10):
     pretrained = False
     epochs = 30
     padding = 2
-    border = "mean"
+    border, rewound = "mean", False
 
     @cached_property
     def train(self) -> tuple[Tensor, Tensor]:

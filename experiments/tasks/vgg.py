@@ -28,7 +28,7 @@ class ShrinkCifar10(Cifar10):
         "others (`training.distilled`); dense, taught keeps all channels."
     )
     pretrained = False
-    border = "mean"
+    border, rewound = "mean", False
     epochs, after = 6, 2
     strengths = (1.3, 2.0)
     share = 0.6

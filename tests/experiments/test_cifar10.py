@@ -19,11 +19,18 @@ def test_crops_have_the_border_that_the_net_knows(border, wanted):
     assert not outside[:, :, 4:-4, 4:-4].any() and not outside.all((1, 2, 3)).any()
 
 
-def test_only_nets_that_are_trained_from_nothing_have_another_border_than_the_checkpoint():
+def test_repetitions_have_the_border_and_the_rate_that_they_say():
     from tasks import GRADIENTS, LOW_BITS, SHRINK, TASKS
     from tasks.cifar10 import Cifar10
 
-    every = {task for tasks in (TASKS, LOW_BITS, GRADIENTS, SHRINK) for task in tasks.values()}
-    nets = [task for task in every if issubclass(task, Cifar10)]
-    assert len(nets) == 6
-    assert all((task.border == "black") == task.pretrained for task in nets)
+    every = [task for tasks in (TASKS, LOW_BITS, GRADIENTS, SHRINK) for task in tasks.values()]
+    nets = {task for task in every if issubclass(task, Cifar10)}
+    assert {task.name for task in nets if task.border == "black"} == {"cifar10", "cifar10-long"}
+    assert [task for task in nets if task.rewound] == [Cifar10]
+    task = Cifar10()
+    optimizer = task.optimizer([torch.nn.Parameter(torch.ones(1))])
+    schedule = task.schedule(optimizer)
+    for _ in range(9):
+        optimizer.step()
+        schedule.step()
+        assert optimizer.param_groups[0]["lr"] == 0.001
