@@ -41,8 +41,8 @@ class Cifar10(Task):
     title = "CIFAR-10, ResNet-20 (published checkpoint, 0.27 M parameters)"
     notes = (
         "The checkpoint was trained for 200 epochs; each repetition, control included, has the last of them (SGD "
-        "0.001, momentum 0.9, weight decay 1e-4, batch 128, crops with a black border, as it saw them). The stem and the "
-        "classifier stay dense (ASP's rule)."
+        "0.001, momentum 0.9, weight decay 1e-4, batch 128, crops with a black border, as it saw them). The stem and "
+        "the classifier stay dense (ASP's rule)."
     )
     pretrained = True
     epochs = 1
