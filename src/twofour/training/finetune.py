@@ -24,7 +24,7 @@ from twofour.patterns import Pattern
 from twofour.progress import Progress
 from twofour.recipe import Recipe
 from twofour.training import checkpoint as checkpoints
-from twofour.training import controls, defaults, loop, pruned_last, rates, warm_start
+from twofour.training import controls, defaults, loop, pruned_last, rates, strange_data, warm_start
 from twofour.training.batches import Loader
 from twofour.training.controls import Wish
 from twofour.training.defaults import AUTO, Auto, is_auto
@@ -193,7 +193,8 @@ def _ready(
     beside = controls.beside(model, plan, wish, begun)
     checkpoints.require_teacher(folder, begun, beside.plan.taught)
     notes = [*beside.notes, *warm_start.cost(model, beside, wish)]
-    notes += [] if start is None else [start.prune(progress, beside.plan.taught)]
+    if start is not None:
+        notes += [*strange_data.told(model, plan), start.prune(progress, beside.plan.taught)]
     with _noting_pruned(folder, pruned=start is not None):
         found, told = rates.found(model, plan, beside.plan, folder, progress=progress)
     return dataclasses.replace(beside, plan=found), start, [*notes, *told]
