@@ -217,7 +217,7 @@ def test_a_second_pruning_says_how_to_start_anew(caplog) -> None:
     twofour.prune(model, "2:4", criterion="random")
     assert "start anew" not in caplog.text and twofour.check(model).ok
     twofour.prune(model, "2:4")
-    assert caplog.text.count("pruned already, its zeros stay and the criterion has nothing to choose; to start") == 1
+    assert caplog.text.count("the criterion has nothing to choose; values are left as they are; to start") == 1
 
 
 @pytest.mark.parametrize("masked", [True, False])

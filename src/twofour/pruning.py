@@ -12,16 +12,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from twofour import calibration, criteria, masks, reconstruction, simplification
-from twofour.criteria import Criterion, Outcome, Solved
+from twofour.criteria import Choice, Criterion, Outcome, Solved
 from twofour.errors import LayerError, RecipeError
-from twofour.layers import (
-    SUPPORTED,
-    compiled_parts,
-    describe_attached,
-    remedy_for,
-    require_module,
-    require_unwrapped,
-)
+from twofour.layers import compiled_parts, describe_attached, require_module, require_unwrapped
 from twofour.patterns import Pattern
 from twofour.progress import Progress
 from twofour.recipe import Assignment, Recipe
@@ -63,7 +56,8 @@ def prune(
 ) -> nn.Module:
     """Make a model sparse, in place: choose a mask for each eligible weight and keep the weight to it from now on.
 
-    An error or interruption leaves the model as it was. What stays dense is logged with its reason. Biases, norms and
+    An error or interruption leaves the model as it was. A weight whose zeros obey its pattern already keeps its values,
+    whatever the criterion; where all do, nothing runs. What stays dense is logged with its reason. Biases, norms and
     embeddings always stay dense (Mishra et al. 2021). `outcomes` tells afterwards what each weight's output lost.
 
     Args:
@@ -116,13 +110,15 @@ def prune(
     unnamed = criterion in (None, criteria.AUTO) and not isinstance(pattern, Recipe)
     recipe = _recipe(pattern, criterion, data, skip=skip, eligibility=eligibility)
     criteria.require_given(recipe.criterion, data, loss)
-    assignment = _assigned(model, recipe)
+    assignment, settled = _assigned(model, recipe, permute)
+    if not assignment.weights:
+        return _left(model, assignment, settled)
     asked = False if reconstruct is None and not (unnamed and data is not None) else reconstruct
     wanted = partial(criteria.wanted, criterion=recipe.criterion, cheap=asked is not False)
     data = _taken(model, assignment, wanted if samples is None else samples, data, loss)
     example = _traced_on(model, assignment, example, data) if permute else example
     _log_criterion(recipe.criterion, unnamed=unnamed, data=data)
-    attach = partial(_attach, model, reconstruction.prepared(model, data, asked=asked, progress=progress))
+    attach = partial(_attach, model, settled, reconstruction.prepared(model, data, asked=asked, progress=progress))
     given: dict[str, Any] = {"data": data, "samples": sum(batch.samples for batch in data or ()) or criteria.SAMPLES}
     scores = partial(criteria.importance, model, criterion=recipe.criterion, **given)
     order = partial(_permute, model, assignment, scores, example, progress)
@@ -133,9 +129,7 @@ def prune(
     else:
         with _permuted(model, order if permute else None):
             attach(solved := solving())
-    model.__dict__[_OUTCOMES] = tuple(choice.outcome for choice in solved.choices)
-    _log.log(logging.WARNING if solved.fitted else logging.INFO, "%s", solved.told(len(assignment.skipped)))
-    return model
+    return _told(model, assignment, solved)
 
 
 def _recipe(pattern: Any, criterion: str | Criterion | None, data: Any, **options: Any) -> Recipe:
@@ -144,13 +138,33 @@ def _recipe(pattern: Any, criterion: str | Criterion | None, data: Any, **option
     return Recipe.parse(pattern, criterion=None if own else criteria.resolve(criterion, data), **options)
 
 
-def _assigned(model: nn.Module, recipe: Recipe) -> Assignment:
-    """Return the pattern of each weight, logged; refuse a model without a weight to prune."""
+def _assigned(model: nn.Module, recipe: Recipe, permute: bool) -> tuple[Assignment, list[Choice]]:
+    """Return the weights to prune and those that need not be, logged; refuse a model without either.
+
+    Another order of the channels asks all of them anew.
+    """
     assignment = recipe.assign(model)
-    _log_plan(model, assignment)
     if not assignment.weights:
-        raise _nothing_to_prune(assignment)
-    return assignment
+        _log_plan(assignment)
+        raise assignment.empty()
+    settled = [] if permute else assignment.settled(model, recipe.criterion)
+    _log_plan(assignment)
+    assignment.tell_settled(model, settled, _log)
+    return assignment.but(settled), settled
+
+
+def _left(model: nn.Module, assignment: Assignment, settled: Sequence[Choice]) -> nn.Module:
+    """Mask a model that obeys its patterns already; its values stay and nothing runs."""
+    _attach(model, settled, None, solved := Solved())
+    model.__dict__[_REPORT] = None
+    return _told(model, assignment, solved)
+
+
+def _told(model: nn.Module, assignment: Assignment, solved: Solved) -> nn.Module:
+    """Note the outcomes in the model and say what was pruned: aloud where weights saw too few data."""
+    model.__dict__[_OUTCOMES] = tuple(choice.outcome for choice in solved.masked)
+    _log.log(logging.WARNING if solved.fitted else logging.INFO, "%s", solved.told(len(assignment.skipped)))
+    return model
 
 
 def _dense(model: nn.Module, permute: bool, simplify: bool, example: Any, data: Any) -> nn.Module:
@@ -160,8 +174,11 @@ def _dense(model: nn.Module, permute: bool, simplify: bool, example: Any, data: 
     return simplification.simplify(model, example) if simplify else model
 
 
-def _attach(model: nn.Module, reconstructed: reconstruction.Reconstruct | None, solved: Solved) -> None:
+def _attach(
+    model: nn.Module, settled: Sequence[Choice], reconstructed: reconstruction.Reconstruct | None, solved: Solved
+) -> None:
     """Reconstruct, where that is asked for, and attach the masks; what fails inside brings all values back."""
+    solved.settled = settled
     try:
         report = reconstructed(solved) if reconstructed is not None else None
     except BaseException:
@@ -170,7 +187,7 @@ def _attach(model: nn.Module, reconstructed: reconstruction.Reconstruct | None, 
     for name, reason in solved.refused.items():
         _log.warning("`%s` stays dense: %s", name, reason)
     try:
-        masks.attach_all([(choice.weight, choice.keep, choice.pattern) for choice in solved.choices])
+        masks.attach_all([(choice.weight, choice.keep, choice.pattern) for choice in solved.masked])
     except BaseException:
         solved.undo()
         raise
@@ -305,12 +322,11 @@ def _log_criterion(criterion: Criterion, *, unnamed: bool, data: Any) -> None:
     _log.info("criterion: %s (%s)", criterion.name, best if unnamed else "as asked")
 
 
-def _log_plan(model: nn.Module, assignment: Assignment) -> None:
-    """Say what stays dense, and where zeros that are there leave nothing to choose."""
+def _log_plan(assignment: Assignment) -> None:
+    """Say what stays dense, and where blocks are too few."""
     for skipped in assignment.skipped:
         _log.info("`%s` stays dense: %s", skipped.name, skipped.reason)
     assignment.tell_unreached(_log)
-    assignment.tell_settled(model, _log)
 
 
 def _traced_on(model: nn.Module, assignment: Assignment, example: Any, data: Any) -> Any:
@@ -378,13 +394,3 @@ def _require_dense(model: Any) -> None:
             remedy="end it first: finish() of a scheme keeps what was trained, remove() of SDGP's handle its weights;"
             " of low bits, prune first and quantise then, or twofour.quantization.remove(model)",
         )
-
-
-def _nothing_to_prune(assignment: Assignment) -> LayerError:
-    return LayerError(
-        "nothing in the model can be pruned",
-        reasons=[f"`{skipped.name}`: {skipped.reason}" for skipped in assignment.skipped]
-        or ["the model has no parameter with two or more axes"],
-        wanted=f"at least one layer ({SUPPORTED}) that a rule matches and the pattern fits",
-        remedy=remedy_for(skipped.reason for skipped in assignment.skipped),
-    )

@@ -24,10 +24,11 @@ from typing import Any
 from torch import nn
 
 from twofour import criteria, masks, patterns
-from twofour.criteria import Criterion
+from twofour.criteria import Choice, Criterion
 from twofour.errors import LayerError, PatternError, RecipeError
 from twofour.files import named, read_toml, reason, replacing
 from twofour.layers import (
+    SUPPORTED,
     PrunableWeight,
     Skipped,
     is_distributed,
@@ -57,6 +58,16 @@ class Assignment:
     weights: tuple[tuple[PrunableWeight, Pattern], ...]
     skipped: tuple[Skipped, ...]
 
+    def empty(self) -> LayerError:
+        """The error for a model in which there is nothing to prune."""
+        return LayerError(
+            "nothing in the model can be pruned",
+            reasons=[f"`{skipped.name}`: {skipped.reason}" for skipped in self.skipped]
+            or ["the model has no parameter with two or more axes"],
+            wanted=f"at least one layer ({SUPPORTED}) that a rule matches and the pattern fits",
+            remedy=remedy_for(skipped.reason for skipped in self.skipped),
+        )
+
     def tell_unreached(self, log: logging.Logger) -> None:
         """Warn of weights of so few blocks that no number of them is near the share that was asked for."""
         for weight, pattern in self.weights:
@@ -71,18 +82,30 @@ class Assignment:
                     *(weight.name, 100 * reached, pattern.name, 100 * pattern.sparsity, prod(pattern.grid(shape))),
                 )
 
-    def tell_settled(self, model: nn.Module, log: logging.Logger) -> None:
+    def settled(self, model: nn.Module, criterion: Criterion) -> list[Choice]:
+        """Return the masks of weights whose zeros obey their patterns already: their values are left as they are."""
+        carried = masks.of(model).values()
+        masked = {(mask.module, mask.attribute): (mask.pattern, mask.keep) for mask in carried}
+        return criteria.settled(self.weights, criterion, masked)
+
+    def but(self, settled: Sequence[Choice]) -> Assignment:
+        """Return what is left to prune beside weights that are settled."""
+        names = {choice.weight.name for choice in settled}
+        return replace(self, weights=tuple(pair for pair in self.weights if pair[0].name not in names))
+
+    def tell_settled(self, model: nn.Module, settled: Sequence[Choice], log: logging.Logger) -> None:
         """Warn of weights in which there is nothing to choose: zeros that are there already stay."""
         carried = {(mask.module, mask.attribute): mask.pattern for mask in masks.of(model).values()}
         found: dict[str, list[str]] = {}
-        for weight, new in self.weights:
+        for choice in settled:
+            weight, new = choice.weight, choice.pattern
             old = carried.get((weight.module, weight.attribute)) or _regular(weight, new)
             if old is not None and old.density < new.density:
                 said = f"{old.name} already, and {new.name} makes nothing denser: what was pruned is gone, and zeros "
-                found.setdefault(f"{said}stand in its places until training fills them", []).append(weight.name)
-            elif old is not None and old.density == new.density:
+                said += "stand in its places until training fills them"
+            else:
                 said = "pruned already, its zeros stay and the criterion has nothing to choose"
-                found.setdefault(said, []).append(weight.name)
+            found.setdefault(f"{said}; values are left as they are", []).append(choice.weight.name)
         for said, (first, *others) in found.items():
             log.warning(
                 "`%s`%s: %s; to start anew call twofour.masks.detach(model) and load the dense weights again",

@@ -9,6 +9,7 @@ from twofour.criteria.magnitude import Magnitude
 from twofour.criteria.outcome import Choice, Outcome, Solved, few_data
 from twofour.criteria.parse import AUTO, NAMES, default, parse, resolve
 from twofour.criteria.random import Random
+from twofour.criteria.settled import LEFT, settled
 from twofour.criteria.solver import (
     NO_GRADIENT,
     SAMPLES,
@@ -24,6 +25,7 @@ from twofour.criteria.taylor import Taylor
 __all__ = [
     "ADMM",
     "AUTO",
+    "LEFT",
     "NAMES",
     "NO_GRADIENT",
     "RIA",
@@ -49,6 +51,7 @@ __all__ = [
     "require_given",
     "require_unsharded",
     "resolve",
+    "settled",
     "solve",
     "solve_one",
     "wanted",

@@ -22,7 +22,7 @@ class Outcome:
     Attributes:
         name: Full parameter name.
         pattern: The pattern's text.
-        criterion: The criterion's text.
+        criterion: The criterion's text; "left" where the weight obeyed the pattern before and its values stay.
         error: ||X (W - W')^T|| / ||X W^T|| over the calibration inputs that reach the weight in the model pruned so
             far; None without data, and where the inputs cannot be observed or all are zero: then `note` says why.
         rows: How many rows X has: tokens, or positions of a convolution.
@@ -87,16 +87,23 @@ class Solved:
     Attributes:
         choices: One for each weight pruned.
         refused: Weights that stay dense although asked for, by name, each with its reason.
+        settled: Of weights that obeyed their patterns before, whose values stay: nothing is solved for them.
     """
 
     choices: list[Choice] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
+    settled: Sequence[Choice] = ()
     _before: dict[nn.Parameter, Tensor] = field(default_factory=dict)
 
     @property
     def before(self) -> Mapping[nn.Parameter, Tensor]:
         """What each parameter that has new values held before."""
         return self._before
+
+    @property
+    def masked(self) -> list[Choice]:
+        """Every mask to attach."""
+        return [*self.choices, *self.settled]
 
     @property
     def fitted(self) -> bool:
@@ -110,11 +117,12 @@ class Solved:
             dense: How many parameters with two or more axes were left out beside those that are refused.
         """
         patterns = Counter(choice.pattern.name for choice in self.choices)
-        values = sum(choice.keep.numel() for choice in self.choices)
-        pruned = ", ".join(f"{count} weights to {name}" for name, count in patterns.items())
+        values = sum(choice.keep.numel() for choice in self.masked)
+        parts = [f"{count} weights to {name}" for name, count in patterns.items()] or ["no weight"]
+        parts += [f"{len(self.settled)} left as they were"] if self.settled else []
         left = f"{dense + len(self.refused)} parameters with two or more axes stay dense"
         short = few_data([choice.outcome for choice in self.choices])
-        return f"pruned {pruned}: {values:,} values under a mask; {left}{short and f'; {short}'}"
+        return f"pruned {', '.join(parts)}: {values:,} values under a mask; {left}{short and f'; {short}'}"
 
     @torch.no_grad()
     def undo(self) -> None:
