@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -93,14 +93,33 @@ def epoch_batches(loader: Loader, seed: int, epoch: int, skip: int = 0) -> Itera
         )
 
 
+LABELS = "labels"
+"""Name of the targets among keyword arguments, as transformers' collators give them and its models take them."""
+
+
 def pair(batch: Any) -> tuple[Any, Any]:
-    """The batch as (input, target)."""
+    """Return the batch as (input, target).
+
+    A dict with `labels`, as transformers' collators yield it, is the input as it is, since such a model computes its
+    own loss from them, and `labels` are the target of a loss that asks for one.
+
+    Raises:
+        TrainingError: It is neither a pair nor such a dict.
+    """
     if isinstance(batch, tuple | list) and len(batch) == 2:
         return batch[0], batch[1]
-    size = f" of {len(batch)}" if isinstance(batch, tuple | list | dict) else ""
+    if isinstance(batch, Mapping) and batch.get(LABELS) is not None:
+        return batch, batch[LABELS]
+    size = f" of {len(batch)}" if isinstance(batch, tuple | list | Mapping) else ""
+    remedy = "wrap the loader in a class whose __iter__ yields such pairs"
+    if isinstance(batch, Mapping):
+        size = f" with {', '.join(map(str, batch))}"
+        target = next((str(name) for name in batch if str(name).startswith(("label", "target"))), "label")
+        remedy = f'yield ({{k: v for k, v in b.items() if k != "{target}"}}, b["{target}"]) for each batch b'
     raise TrainingError(
         "the loader's batches cannot be used",
         got=f"{type(batch).__name__}{size}",
-        wanted="pairs (input, target); input: a tensor, a tuple of arguments or a dict of keyword arguments",
-        remedy="wrap the loader in a class whose __iter__ yields such pairs",
+        wanted="pairs (input, target); input: a tensor, a tuple of arguments or a dict of keyword arguments; or dicts "
+        f"of keyword arguments with `{LABELS}`",
+        remedy=remedy,
     )
