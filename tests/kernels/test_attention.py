@@ -1,4 +1,4 @@
-"""Fused attention: every row of the table against float64, on odd shapes, with every kind of mask."""
+"""Fused attention: every row of the table against float64, on odd shapes, with every kind of mask; in int8 too."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -6,57 +6,19 @@ import pytest
 import torch
 
 from tests.conftest import threads
-from tests.kernels.attention_rounding import UNIT, deviations
+from tests.kernels.attention_cases import SETTINGS, check, check_low, in_int8, operands
 from tests.turns import in_turn
 from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.attention import (
     attention,
-    attention_dropped,
-    attention_gradient,
     attention_of_columns,
     attention_of_sequences,
-    attention_of_windows,
-    bytes_reference,
-    cpu,
     reference,
     whole_reference,
 )
 from twofour.kernels.attention.cpu import MOST_KEYS, MOST_WIDTH
-from twofour.kernels.attention.reference import drop_below, kept_by_dropout
 from twofour.kernels.quantization import Quantization, quantize_input
-
-SETTINGS = hypothesis.settings(
-    max_examples=25, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
-)
-
-
-def operands(batch: int, heads: int, group: int, queries: int, keys: int, width: int, value_width: int):
-    torch.manual_seed(queries * 1000 + keys)
-    q = torch.randn(batch, queries, heads * group, width).transpose(1, 2)
-    k = torch.randn(batch, keys, heads, width).transpose(1, 2)
-    return q, k, torch.randn(batch, keys, heads, value_width).transpose(1, 2)
-
-
-def check(q, k, v, mask=None, **options) -> None:
-    exact = mask.double() if mask is not None and mask.dtype is not torch.bool else mask
-    want = reference(q.double(), k.double(), v.double(), exact, **options)
-    got = attention(q, k, v, mask, **options)
-    assert got.transpose(1, 2).is_contiguous(), "joining the heads must copy nothing"
-    torch.testing.assert_close(got.double(), want, atol=3e-6, rtol=3e-6)
-
-
-def check_low(q, k, v, mask=None, **options) -> None:
-    """The bfloat16 row: its answer is rounded once (2^-8), and so are the weights of the values, whose sum is not."""
-    q, k, v = (t.bfloat16() for t in (q, k, v))
-    exact = mask.double() if mask is not None and mask.dtype is not torch.bool else mask
-    want = reference(q.double(), k.double(), v.double(), exact, **options)
-    size = reference(q.double(), k.double(), v.double().abs(), exact, **options)
-    got = attention(q, k, v, mask, **options)
-    assert got.dtype is torch.bfloat16 and got.transpose(1, 2).is_contiguous()
-    # 8e-5: the polynomial of 2^x, in weights and in their sum; 1e-5: float32 scores.
-    bound = 2**-8 * (want.abs() + size) * (1 + 2**-8) + 2e-4 * size + 1e-5
-    assert ((got.double() - want).abs() <= bound).all()
 
 
 @SETTINGS
@@ -91,66 +53,6 @@ def test_keys_that_fill_a_part_of_their_last_panel(isa: str, width: int) -> None
     for keys in (197, 17, 33, 49, 65, 81, 97, 113):
         check(*operands(1, 1, 1, 8, keys, width, width))
         check_low(*operands(1, 1, 1, 8, keys, width, width))
-
-
-@in_turn("hidden", [(0, 0, 0, 0), (1, 1, 4, 6), None])
-def test_one_hidden_key_is_hidden(isa: str, hidden: tuple[int, ...] | None) -> None:
-    q, k, v = operands(2, 2, 1, 5, 7, 16, 16)
-    for mask in (torch.ones(2, 2, 5, 7, dtype=torch.bool), torch.ones(2, 1, 1, 7, dtype=torch.bool)):
-        if hidden is not None:
-            mask[tuple(min(at, size - 1) for at, size in zip(hidden, mask.shape, strict=True))] = False
-        check(q, k, v, mask)
-        check_low(q, k, v, mask)
-
-
-def bands(queries: int, keys: int) -> dict[str, torch.Tensor]:
-    """Return masks of bytes whose hidden keys stand side by side, as those of models do."""
-    row, key = torch.arange(queries)[:, None], torch.arange(keys)
-    shown = {
-        "window": (row * keys // queries - key).abs() <= 9,
-        "later half": (row < queries // 2) & (key < keys // 3) | (row >= queries // 2) & (key > keys // 2),
-        "padding behind": (key < keys - keys // 4).expand(1, keys),
-        "padding before": (key >= keys // 2).expand(1, keys),
-        "rows that see nothing": ((row // 13 % 2 == 0) & (key % 97 == 5)).expand(queries, keys),
-    }
-    return {name: mask[None, None] for name, mask in shown.items()}
-
-
-@in_turn("name", bands(1, 1))
-@in_turn("width", [32, 64])
-@in_turn("causal", [False, True])
-def test_keys_that_a_block_does_not_see_are_left_out(isa: str, name: str, width: int, causal: bool) -> None:
-    q, k, v = operands(1, 2, 1, 75, 301, width, width)
-    mask = bands(75, 301)[name]
-    check(q, k, v, mask, causal=causal)
-    check_low(q, k, v, mask, causal=causal)
-
-
-@in_turn("name", ["window", "padding behind"])
-def test_what_nobody_sees_is_not_read(isa: str, name: str) -> None:
-    q, k, v = operands(1, 1, 1, 30, 600, 32, 32)
-    mask = bands(30, 600)[name]
-    seen = attention(q, k, v, mask)
-    k[:, :, 560:], v[:, :, 560:] = torch.nan, torch.nan  # behind the last panel that a query of the first block sees
-    assert torch.equal(attention(q, k, v, mask)[:, :, :12], seen[:, :, :12])
-
-
-@in_turn("dtype", [torch.float32, torch.bfloat16])
-@in_turn("cached", [69, 20, 70])
-def test_one_query_reads_no_hidden_end_of_its_cache(isa: str, dtype: torch.dtype, cached: int) -> None:
-    """Memory before and behind the keys of a sequence is not read; a hole between them is hidden as elsewhere."""
-    q, k, v = (t.to(dtype) for t in operands(4, 2, 2, 1, 70, 64, 48))
-    mask = torch.ones(4, 1, 1, 70, dtype=torch.bool)
-    mask[0, ..., 15:cached] = mask[1, ..., :7] = mask[1, ..., 12:cached] = mask[2, ..., 5] = False
-    mask[3, ..., :cached] = False
-    want = reference(q.double(), k.double(), v.double(), mask, unseen=0.0)
-    k, v = k.clone(), v.clone()
-    for tensor in (k, v):
-        tensor[0, :, 15:cached] = tensor[1, :, :7] = tensor[1, :, 12:cached] = torch.nan
-    added = (k[:, :, cached:], v[:, :, cached:]) if cached < 70 else (None, None)
-    got = attention(q, k[:, :, :cached], v[:, :, :cached], mask, k_added=added[0], v_added=added[1])
-    bound = 3e-6 if dtype is torch.float32 else 1e-2
-    torch.testing.assert_close(got.double(), want, atol=bound, rtol=bound)
 
 
 @in_turn("dtype", [torch.float32, torch.bfloat16])
@@ -197,64 +99,6 @@ def test_bytes_are_those_that_a_product_would_make(isa: str, queries: int, width
         attention(q, k, v, bytes_scale=1.0, bytes_zero=-1)
 
 
-@in_turn("dtype", [torch.float32, torch.bfloat16])
-@in_turn(("windows", "rows"), [(1, 1), (4, 2), (3, 5), (4, 49), (7, 16)])
-@in_turn("masked", ["", "added", "hidden", "one for all"])
-def test_windows_of_an_image(isa: str, dtype: torch.dtype, windows: int, rows: int, masked: str) -> None:
-    heads, key_heads, width, images = 4, 2, 24, 3
-    sizes = (heads * width, key_heads * width, key_heads * width)
-    x = torch.randn(images, windows * rows, sum(sizes), dtype=dtype)
-    order = torch.randperm(windows * rows).view(windows, rows)
-    masks = {
-        "added": torch.randn(windows, heads, rows, rows).masked_fill(
-            torch.rand(windows, 1, rows, rows) > 0.7, -torch.inf
-        ),
-        "hidden": torch.rand(windows, 1, rows, rows) > 0.3,
-        "one for all": torch.randn(1, heads, rows, rows),
-    }
-    mask = masks.get(masked)
-    parts = x.split(sizes, -1)
-    cut = (part[:, order].flatten(0, 1).unflatten(-1, (-1, width)).transpose(1, 2) for part in parts)
-    each = None if mask is None else mask.expand(windows, -1, -1, -1).repeat(images, 1, 1, 1)
-    answer = attention(*cut, each, 0.2, unseen=torch.nan).transpose(1, 2).flatten(2)
-    want = torch.empty(images, windows * rows, heads * width, dtype=dtype)
-    want[:, order.flatten()] = answer.view(images, -1, heads * width)
-    for team in (1, 3):
-        with threads(team):
-            found = attention_of_windows(*parts, order, width, mask, 0.2, torch.nan)
-        torch.testing.assert_close(found, want, rtol=0, atol=0, equal_nan=True)
-    apart = (torch.stack([part, part], -1)[..., 0] for part in parts)
-    assert torch.equal(
-        attention_of_windows(*apart, order, width, None, 0.2), attention_of_windows(*parts, order, width, None, 0.2)
-    )
-
-
-@pytest.mark.parametrize(
-    "order", [[[0, 1, 2, 3, 4]], [[0, 1, 2, 3, 4, 4]], [[1, 2, 3, 4, 5, 6]], [[0, -1, -2, -3, -4, -5]], [[0.0] * 6]]
-)
-def test_windows_that_are_not_those_of_the_image_are_refused(order: list[list[float]]) -> None:
-    x = torch.randn(2, 6, 16)
-    with pytest.raises(KernelError, match="order"):
-        attention_of_windows(x, x, x, torch.tensor(order), 8)
-
-
-@pytest.mark.parametrize(
-    ("shape", "windows", "width"), [((2, 6, 16), (6,), 8), ((2, 6, 16), (2, 3), 0), ((6, 16), (2, 3), 8)]
-)
-def test_windows_of_what_is_no_image_are_refused(shape: tuple[int, ...], windows: tuple[int, ...], width: int) -> None:
-    with pytest.raises(KernelError, match="order"):
-        attention_of_windows(*[torch.zeros(shape)] * 3, torch.arange(6).view(windows), width)
-
-
-def test_negated_views_are_read_negated() -> None:
-    x = torch.randn(2, 6, 16, dtype=torch.complex64).conj().imag  # a view that torch negates on reading
-    assert x.is_neg()
-    order, plain = torch.arange(6).view(2, 3), x.clone()
-    assert torch.equal(attention_of_windows(x, x, x, order, 8), attention_of_windows(plain, plain, plain, order, 8))
-    columns = (0, 0, 0), (16, 16, 16), 8
-    assert torch.equal(attention_of_columns(x, x, x, *columns), attention_of_columns(plain, plain, plain, *columns))
-
-
 @SETTINGS
 @hypothesis.given(
     sizes=st.tuples(*(st.integers(1, most) for most in (2, 2, 2, 9, 40, 40, 40))), more=st.integers(0, 20)
@@ -282,27 +126,6 @@ def test_keys_that_cannot_stand_behind_the_others() -> None:
     for added in ((k, None), (None, v), (k.double(), v.double()), (k[:, :1], v), (k, v[:, :, :2]), (k[..., :4], v)):
         with pytest.raises(KernelError, match="the added keys and values of attention do not fit"):
             attention(q, k, v, k_added=added[0], v_added=added[1])
-
-
-def test_a_query_that_sees_no_key_answers_zeros(isa: str) -> None:
-    q, k, v = operands(1, 1, 1, 5, 7, 16, 16)
-    mask = torch.ones(5, 7, dtype=torch.bool)
-    mask[2] = False
-    got = attention(q, k, v, mask)
-    assert not got[0, 0, 2].any() and got.isfinite().all()
-    check(q, k, v, mask)
-
-
-@in_turn("queries", [1, 7])
-def test_a_query_that_sees_no_key_answers_nan_where_it_is_asked_to(isa: str, queries: int) -> None:
-    q, k, v = operands(1, 2, 1, queries, 9, 16, 16)
-    mask = torch.randn(2, queries, 9)
-    mask[1, -1] = -torch.inf
-    written_out = (q @ k.mT * 0.25 + mask).softmax(-1) @ v
-    assert written_out[0, 1, -1].isnan().all() and written_out.isnan().sum() == 16
-    torch.testing.assert_close(attention(q, k, v, mask, unseen=torch.nan), written_out, equal_nan=True)
-    nothing = attention(q, k[:, :, :0], v[:, :, :0], unseen=torch.nan)
-    assert nothing.shape == written_out.shape and not nothing.any()  # a sum of nothing is 0
 
 
 def test_large_scores_do_not_overflow(isa: str) -> None:
@@ -346,29 +169,6 @@ def test_operands_that_do_not_fit() -> None:
         attention(q, k.bfloat16(), v)
     with pytest.raises(KernelError, match="the mask of attention does not fit"):
         attention(q, k, v, torch.zeros(4, 5))
-
-
-@in_turn("queries", [1, 5])
-@in_turn("lowest", [torch.finfo(torch.float32).min, -3e38])
-def test_finite_masks_of_any_size(isa: str, queries: int, lowest: float) -> None:
-    q, k, v = operands(1, 2, 1, queries, 21, 16, 16)
-    mask = torch.zeros(queries, 21)
-    mask[0] = lowest
-    check(q, k, v, mask)
-    torch.testing.assert_close(attention(q, k, v, mask)[:, :, 0], v.mean(2), atol=3e-6, rtol=3e-6)
-    mask[0, :7] = -torch.inf
-    check(q, k, v, mask)
-    mask[0, 9] = 0.5
-    check(q, k, v, mask)
-
-
-def in_int8(q, k, v, mask=None, scale=None, causal=False, unseen=0.0, ranged=(0.0, 0)):
-    """Attention in int8 of (batch, heads, rows, width) alike, as columns of products."""
-    columns = [t.bfloat16().transpose(1, 2).flatten(2) for t in (q, k, v)]
-    sizes, width = tuple(t.shape[-1] for t in columns), q.shape[-1]
-    given = (0, 0, 0), sizes, width, mask, scale, causal, unseen, *ranged
-    got = attention_of_columns(*columns, *given, int8=True)
-    return got.unflatten(-1, (-1, width)).transpose(1, 2)
 
 
 @hypothesis.settings(SETTINGS, max_examples=6)
@@ -522,276 +322,12 @@ def test_what_int8_leaves_to_floats() -> None:
         attention_of_columns(*[t.float() if isinstance(t, torch.Tensor) else t for t in given], int8=True)
 
 
-def check_gradients(q, k, v, mask=None, *, dtype=torch.float32, **options) -> None:
-    q, k, v = (t.to(dtype) for t in (q, k, v))
-    exact, group = (
-        mask.double() if mask is not None and mask.dtype is not torch.bool else mask,
-        q.shape[1] // k.shape[1],
-    )
-    leaves = [t.double().repeat_interleave(times, 1).requires_grad_() for t, times in ((q, 1), (k, group), (v, group))]
-    y = reference(*leaves, exact, **options)
-    upstream = torch.randn(y.shape, dtype=dtype)
-    wants = torch.autograd.grad(y, leaves, upstream.double())
-    found = attention_gradient(q, k, v, upstream, mask, **options)
-    scale = options.get("scale", q.shape[-1] ** -0.5)
-    own = [leaf.detach() for leaf in leaves]
-    moved = deviations(*own, upstream.double(), exact, **{"scale": scale} | options)
-    # The terms of a sum of dS are of this size; what they are rounded by stays where the sum cancels. P and dS may be
-    # rounded to bfloat16 too. Dropout divides what it keeps by the share that is kept.
-    least = 1e-3 + scale * v.shape[-1] ** 0.5 / (1 - options.get("dropout", 0.0)) / 8
-    for got, want, off, of in zip(found, wants, moved, (q, k, v), strict=True):
-        assert got.shape == of.shape and got.dtype is dtype
-        # Of query heads that share a key head: each is rounded, then added.
-        parts, off = (one.unflatten(1, (of.shape[1], -1)) for one in (want, off))
-        error = (got.double() - parts.sum(2)).abs()
-        if dtype is torch.float32:
-            assert (error <= rounded_at_most(off.square().sum(2), parts)).all()
-        else:
-            assert error.max() <= 2**-7 * (parts.abs().sum(2).max() + least)
-
-
-def rounded_at_most(variance: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
-    """Six deviations, in which each rounding counts for 1.7 of its own: of 2,500 shapes on AVX-512, 3.1 were the most.
-
-    torch's own float32 formula needs as many. 1e-12 is what float64 leaves where a gradient is zero.
-    """
-    shared = UNIT * parts.shape[2] * parts.square().sum(2) if parts.shape[2] > 1 else 0
-    return 6 * (variance + shared).sqrt() + 1e-12
-
-
-@pytest.mark.parametrize("keys", [5, 27, 70])
-def test_the_bound_on_roundings_tells_a_term_that_is_missing(keys: int) -> None:
-    """Half of the terms of dQ and dK, those of each sum that are no smaller than its median one."""
-    operand = [t.double() for t in operands(1, 1, 1, 9, keys, 66, 21)]
-    q, k, v = (t.requires_grad_() for t in operand)
-    upstream, added = torch.randn(1, 1, 9, 21).double(), torch.randn(1, 1, 9, keys).double()
-    q_moved, k_moved, _ = deviations(*(t.detach() for t in operand), upstream, added, scale=0.3)
-    scores = (q @ k.mT * 0.3 + added).detach().requires_grad_()
-    (d_s,) = torch.autograd.grad(scores.softmax(-1) @ v.detach(), scores, upstream)
-    for of_term, moved, axis in (
-        (0.3 * d_s[..., None] * k.detach()[:, :, None], q_moved[:, :, :, None], 3),
-        (0.3 * d_s[..., None] * q.detach()[:, :, :, None], k_moved[:, :, None], 2),
-    ):
-        wrong = (of_term.abs() > 6 * moved + 1e-12).any(-1)
-        sizes = of_term.norm(dim=-1)
-        assert wrong[sizes >= sizes.median(axis, keepdim=True).values].all()
-
-
-@SETTINGS
-@hypothesis.given(
-    sizes=st.tuples(*(st.integers(1, most) for most in (2, 3, 110, 70, 70, 70))),
-    kind=st.sampled_from(["none", "added", "kept", "causal"]),
-)
-def test_gradients_against_float64(isa: str, sizes: tuple[int, ...], kind: str) -> None:
-    batch, heads, queries, keys, width, value_width = sizes
-    q, k, v = operands(batch, heads, 1, queries, keys, width, value_width)
-    masks = {"added": torch.randn(batch, 1, queries, keys), "kept": torch.rand(1, 1, queries, keys) > 0.4}
-    for dtype in (torch.float32, torch.bfloat16):
-        check_gradients(q, k, v, masks.get(kind), dtype=dtype, scale=0.3, causal=kind == "causal")
-
-
-@SETTINGS
-@hypothesis.given(
-    sizes=st.tuples(*(st.integers(1, most) for most in (2, 3, 110, 70, 70, 70))),
-    group=st.integers(1, 3),
-    kind=st.sampled_from(["none", "added", "kept", "causal"]),
-    dropout=st.sampled_from([0.1, 0.5, 0.99]),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_dropout_and_shared_heads_against_float64(
-    isa: str, sizes: tuple[int, ...], group: int, kind: str, dropout: float, seed: int
-) -> None:
-    batch, heads, queries, keys, width, value_width = sizes
-    operand = operands(batch, heads, group, queries, keys, width, value_width)
-    masks = {"added": torch.randn(batch, 1, queries, keys), "kept": torch.rand(1, 1, queries, keys) > 0.4}
-    mask, options = masks.get(kind), {"scale": 0.3, "causal": kind == "causal", "dropout": dropout, "seed": seed}
-    exact = mask.double() if kind == "added" and mask is not None else mask
-    for dtype, limit in ((torch.float32, 1e-5), (torch.bfloat16, 2**-7)):
-        q, k, v = (t.to(dtype) for t in operand)
-        want = reference(q.double(), k.double(), v.double(), exact, **options)
-        size = reference(q.double(), k.double(), v.double().abs(), exact, **options)
-        got = attention_dropped(q, k, v, mask, *options.values())
-        assert got.dtype is dtype and ((got.double() - want).abs() <= limit * (size + 1e-3)).all()
-        check_gradients(*operand, mask, dtype=dtype, **options)
-
-
-def test_dropout_drops_its_share_and_neighbours_apart() -> None:
-    kept = kept_by_dropout((2, 4, 64, 256), drop_below(0.1), 5).double()
-    assert abs(kept.mean() - 0.9) < 2e-3
-    flat = kept.flatten(0, 2) - kept.mean()
-    for other in (flat.roll(1, 1), flat.roll(2, 1), flat.roll(1, 0), flat.roll(64, 0)):
-        assert abs((flat * other).mean() / flat.square().mean()) < 0.01
-    again = kept_by_dropout((2, 4, 64, 256), drop_below(0.1), 6).double()
-    assert abs((flat * (again.flatten(0, 2) - 0.9)).mean() / flat.square().mean()) < 0.01
-    assert drop_below(0.0) == 0 and drop_below(0.5) == 1 << 15 and drop_below(0.999999) == 65535
-
-
-@in_turn("width", [32, 64, 128])
-def test_gradients_at_widths_of_real_models(isa: str, width: int) -> None:
-    check_gradients(*operands(1, 2, 1, 128, 128, width, width))
-    check_gradients(*operands(1, 2, 1, 67, 129, width, width), causal=True)
-
-
-def test_gradients_of_strided_and_repeated_operands(isa: str) -> None:
-    whole = torch.randn(2, 9, 3, 4, 16)
-    q, k, v = whole.movedim(2, 0).transpose(2, 3)
-    upstream = torch.randn(1, 1, 9, 16).expand(2, 4, 9, 16)
-    want = attention_gradient(*(t.contiguous() for t in (q, k, v, upstream)))
-    for a, b in zip(attention_gradient(q, k, v, upstream), want, strict=True):
-        assert torch.equal(a, b)
-    for a, b in zip(attention_gradient(q, k, v, torch.ones(()).expand(q.shape)), want, strict=True):
-        assert a.shape == b.shape and a.isfinite().all()
-    empty = attention_gradient(q[:, :, :0], k, v, upstream[:, :, :0])
-    assert empty[0].numel() == 0 and not empty[1].any() and not empty[2].any()
-
-
-def test_gradients_do_not_depend_on_threads() -> None:
-    q, k, v = operands(2, 3, 1, 50, 60, 32, 32)
-    upstream = torch.randn(2, 3, 50, 32)
-    alone = attention_gradient(q, k, v, upstream)
-    with threads(4):
-        shared = attention_gradient(q, k, v, upstream)
-    assert all(torch.equal(a, b) for a, b in zip(alone, shared, strict=True))
-
-
-def test_gradients_refuse_what_does_not_fit() -> None:
-    q, k, v = operands(1, 2, 1, 4, 5, 8, 8)
-    for wrong in ((q, k[:, :, :4], v, q), (q, k, v, q[:, :, :3]), (q[:, :1], k, v, q), (q, k.bfloat16(), v, q)):
-        with pytest.raises(KernelError):
-            attention_gradient(*wrong)
-    for seed in (-1, 1 << 32):
-        with pytest.raises(KernelError, match="dropout"):
-            attention_gradient(q, k, v, q, dropout=0.1, seed=seed)
-        with pytest.raises(KernelError, match="dropout"):
-            attention_dropped(q, k, v, None, None, False, 0.1, seed)
-
-
-def sink(keys: int) -> tuple[torch.Tensor, ...]:
-    """Queries, keys and values of which one key's weight is e^6.6 times that of each of the others."""
-    torch.manual_seed(0)
-    q, k, v = torch.zeros(1, 1, 16, 32), torch.zeros(1, 1, keys, 32), torch.randn(1, 1, keys, 32) + 4
-    q[..., 0], k[:, :, 0, 0], v[:, :, 0] = 32**0.5, 6.6, -4
-    return tuple(t.bfloat16() for t in (q, k, v))
-
-
-def limited(q, k, v, mask=None, causal=False, int8=(8, 128)):
-    """Attention of one head, in int8 where that was judged."""
-    columns = [t.transpose(1, 2).flatten(2) for t in (q, k, v)]
-    return attention_of_columns(*columns, (0, 0, 0), (32, 32, 32), 32, mask, causal=causal, int8=int8)
-
-
-def test_int8_keeps_the_tail_of_a_softmax(every_isa: str) -> None:
-    """Weights that a byte holds none of have two: of 511 keys that have half of a query's weight."""
-    for keys in (128, 512, 2048):
-        q, k, v = sink(keys)
-        want = limited(q, k, v, int8=False).float()
-        for mask in (None, torch.ones(1, 1, 16, keys, dtype=torch.bool), torch.zeros(1, 1, 16, keys)):
-            assert (limited(q, k, v, mask, int8=True).float() - want).abs().max() < 0.06
-        q[:, :, 3:9] = 0.1  # others of their blocks do without
-        assert torch.equal(in_int8(q, k, v), whole_reference(q, k, v).bfloat16())
-    late = torch.cat([k[:, :, 1:], k[:, :, :1]], 2), torch.cat([v[:, :, 1:], v[:, :, :1]], 2)
-    got, want = (in_int8(q[:, :, :1].expand(1, 1, 2048, 32), *late, causal=True), reference(q, *late)[:, :, -1])
-    assert (got[:, :, -1].float() - want.float()).abs().max() < 0.06
-
-
 def test_int8_leaves_queries_of_coarse_steps_to_floats(every_isa: str) -> None:
     q, k, v = (t.bfloat16() for t in operands(1, 2, 1, 30, 40, 32, 32))
     k[0, 0, 5] *= 400
     want = reference(*(t[:, :1].float() for t in (q, k, v)))  # of the other head bytes are enough
     torch.testing.assert_close(in_int8(q, k, v)[:, :1].float(), want, atol=1e-3, rtol=2**-7)
     torch.testing.assert_close(whole_reference(q, k, v)[:, :1], want)
-
-
-def in_bytes(q, k, v, steps, mask=None, causal=False, unseen=0.0, ranged=(0.0, 0)):
-    """Attention of bytes (batch, heads, rows, width), as columns of products."""
-    columns, sizes = (
-        [t.transpose(1, 2).flatten(2) for t in (q, k, v)],
-        tuple(t.shape[1] * t.shape[3] for t in (q, k, v)),
-    )
-    given = (0, 0, 0), sizes, q.shape[-1], mask, None, causal, unseen, *ranged
-    got = attention_of_columns(*columns, *given, steps=torch.cat([t.flatten() for t in steps]))
-    return got.unflatten(-1, (-1, q.shape[-1])).transpose(1, 2)
-
-
-@in_turn("sizes", [(2, 2, 2, 27, 70, 32), (1, 1, 3, 2, 5, 20), (1, 2, 1, 14, 133, 7), (1, 2, 1, 24, 96, 64)])
-@in_turn("unit", [3e-4, 3e-3])
-def test_bytes_are_their_reference_to_the_bit(every_isa: str, sizes: tuple[int, ...], unit: float) -> None:
-    torch.manual_seed(0)
-    batch, groups, each, queries, keys, width = sizes
-    shapes = (batch, groups * each, queries, width), *[(batch, groups, keys, width)] * 2
-    q, k, v = (torch.randint(0, 256, shape, dtype=torch.uint8) for shape in shapes)
-    steps = torch.full((groups * each,), unit), torch.rand(groups, width) + 0.1, torch.randn(groups, width)
-    for mask, causal in (
-        (None, False),
-        (None, True),
-        (torch.rand(batch, 1, 1, keys) > 0.3, False),
-        ((torch.arange(keys) < keys - 1 - 3 * torch.arange(batch)[:, None])[:, None, None], False),
-        (torch.randn(queries, keys), False),
-    ):
-        want = bytes_reference(q, k, v, *steps, mask, causal=causal)
-        assert torch.equal(in_bytes(q, k, v, steps, mask, causal), want.bfloat16())
-    found = Quantization.of_range(-0.4, 0.7)
-    assert found.x_scale is not None
-    whole = in_bytes(q, k, v, steps, ranged=(found.x_scale, found.x_zero))
-    assert torch.equal(whole, quantize_input(bytes_reference(q, k, v, *steps), found)[0])
-    rows = (
-        q[:1, :, :1].expand(-1, -1, keys, -1).transpose(1, 2).flatten(2),
-        *(t[:1].transpose(1, 2).flatten(2) for t in (k, v)),
-    )
-    parts = (0, 0, 0), tuple(t.shape[-1] for t in rows), width, torch.tensor([0, 3, 3, keys])
-    flat = torch.cat([t.flatten() for t in steps])
-    got = attention_of_sequences(*rows, *parts, steps=flat)
-    for begin, end in ((0, 3), (3, keys)):
-        one = attention_of_columns(*(t[:, begin:end] for t in rows), *parts[:3], steps=flat)
-        assert torch.equal(got[:, begin:end], one)
-
-
-def test_bytes_of_more_keys_than_their_weights_allow_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    q, k, v = (torch.randint(0, 256, (1, 2, 40, 32), dtype=torch.uint8) for _ in range(3))
-    steps = torch.full((2,), 3e-4), torch.rand(2, 32) + 0.1, torch.randn(2, 32)
-    want = in_bytes(q, k, v, steps)
-    monkeypatch.setattr(cpu, "MOST_BYTE_KEYS", 39)
-    got = in_bytes(q, k, v, steps)
-    assert not torch.equal(got, want)
-    assert (got.float() - want.float()).norm() < 0.02 * want.float().norm()
-
-
-def test_int8_beyond_what_was_judged_is_bfloat16(every_isa: str) -> None:
-    q, k, v = sink(512)
-    want = limited(q, k, v, int8=False)
-    assert torch.equal(limited(q, k, v), want), "more keys than were judged"
-    assert torch.equal(limited(q, k[:, :, :7], v[:, :, :7]), limited(q, k[:, :, :7], v[:, :, :7], int8=False)), "fewer"
-    q, k, v = (t.bfloat16() for t in operands(1, 1, 1, 16, 128, 32, 32))
-    floats, whole = (limited(q, k, v, int8=int8) for int8 in (False, True))
-    assert torch.equal(limited(q, k, v), whole) and not torch.equal(whole, floats)
-    one = k[:, 0], v[:, 0]  # as packed rows
-    given = (0, 0, 0), (32, 32, 32), 32, torch.tensor([0, 128]), 0.3
-    packed = [
-        attention_of_sequences(one[0], *one, *given, int8=int8, places=torch.empty(1, length, dtype=torch.int64))
-        for int8, length in ((True, 128), ((8, 128), 128), ((8, 128), 129), (False, 129))
-    ]
-    assert torch.equal(packed[0], packed[1]) and torch.equal(packed[2], packed[3])
-    assert not torch.equal(packed[1], packed[2])
-
-
-def test_int8_that_was_judged_sees_no_hidden_key(every_isa: str) -> None:
-    """Queries that see other keys than others do keep to bfloat16; a range would come of keys unseen."""
-    q, k, v = (t.bfloat16() for t in operands(1, 1, 1, 40, 40, 32, 32))
-    later = k.clone(), v.clone()
-    for t in later:
-        t[:, :, 20:] *= 50
-    assert torch.equal(limited(q, k, v, causal=True)[:, :20], limited(q, *later, causal=True)[:, :20])
-    blocks = torch.block_diag(torch.ones(20, 20), torch.ones(20, 20)).bool()[None, None]
-    for mask in (blocks, torch.zeros(1, 1, 40, 40).masked_fill(~blocks, -torch.inf)):
-        assert torch.equal(limited(q, k, v, mask)[:, :20], limited(q, *later, mask)[:, :20])
-    padding = (torch.arange(40) < 20)[None, None, None]
-    alone = limited(q, k[:, :, :20], v[:, :, :20])
-    for mask in (padding, *(torch.zeros(1, 1, 1, 40).masked_fill(~padding, least) for least in (-1e4, -65504.0))):
-        same = limited(q, *later, mask), limited(q, k, v, mask), limited(q, k, v, mask.expand(1, 1, 40, 40))
-        assert all(torch.equal(one, same[0]) for one in same)
-        torch.testing.assert_close(same[0], alone, atol=0.02, rtol=0.02)
-        assert not torch.equal(same[0], limited(q, k, v, mask, int8=False))
 
 
 def test_int8_of_heads_that_are_too_wide_for_its_sums() -> None:
