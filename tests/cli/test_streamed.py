@@ -150,3 +150,21 @@ def test_a_journal_that_cannot_be_used_is_not_said_to_go_on(run, hub: Path):
     result = run("prune", "hub", "--out", "out")
     refused(result, "cannot be gone on with")
     assert "goes on from there" not in result.stderr
+
+
+@pytest.mark.parametrize("criterion", [(), ("--criterion", "random")])
+def test_a_pruned_folder_is_left_as_it_is(run, hub: Path, criterion: tuple[str, ...]):
+    """Streamed: the values, the criterion they were pruned by, and what is said."""
+    assert run("prune", "hub", "--out", "out").exit_code == 0
+    config = json.loads(Path("out/config.json").read_text())
+    config["twofour"]["criterion"] = "admm"
+    Path("out/config.json").write_text(json.dumps(config))
+    result = run("prune", "out", "--out", "again", *criterion)
+    assert result.exit_code == 0, result.output
+    said = "and 7 more: pruned already, its zeros stay and the criterion has nothing to choose; values are left"
+    assert said in " ".join(result.stdout.split()) and "no data" not in result.stdout
+    assert json.loads(Path("again/config.json").read_text())["twofour"]["criterion"] == "admm"
+    assert len(json.loads(Path("again/report.json").read_text())["settled"]) == 8
+    for file in Path("out").glob("*.safetensors"):
+        for name, values in load_file(file).items():
+            assert torch.equal(load_file(Path("again") / file.name)[name], values), name

@@ -19,7 +19,7 @@ from twofour.cli import source as sources
 from twofour.cli import streamed
 from twofour.cli.console import JsonFile, progress, remedies_of_options, say, warn, write
 from twofour.cli.options import Folder, Globs, Skip
-from twofour.criteria import AUTO, SAMPLES, few_data, resolve, wanted
+from twofour.criteria import AUTO, LEFT, SAMPLES, few_data, resolve, wanted
 from twofour.errors import SourceError
 from twofour.export.huggingface import write_pruned
 from twofour.recipe import DENSE, Recipe
@@ -111,7 +111,14 @@ def prune(
             given = None if data is None else calibration.read(data, found, samples or calibration.MOST_TEXTS, length)
             how = {"permute": permute, "reconstruct": reconstruct, "unnamed": criterion == AUTO and data is not None}
             content = _prune_loaded(found, recipe, out, given, samples, how, force)
-    if criterion == AUTO and data is None:
+    settled = content.get("settled", [])
+    if settled:
+        others = f" and {len(settled) - 1} more" if settled[1:] else ""
+        say(
+            f"`{settled[0]}`{others}: pruned already, its zeros stay and the criterion has nothing to choose; "
+            "values are left as they are; to start anew prune the dense weights"
+        )
+    if criterion == AUTO and data is None and len(settled) < len(content["layers"]):
         say(pruning.WITHOUT_DATA.replace("data=", "--data").replace('criterion="magnitude"', "--criterion magnitude"))
     say(f"wrote {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
     write(json, content)
@@ -128,7 +135,9 @@ def _prune_files(
                 report = streamed.prune(plan, target, journal, ray, advance)
             recipe.save(target / result_folder.RECIPE)
             content = result_folder.write_report(
-                target, {"source": source.text, "out": str(out), **report.to_dict()}, report.files
+                target,
+                {"source": source.text, "out": str(out), **report.to_dict(), **_settled(report.settled)},
+                report.files,
             )
     except BaseException:
         if streamed.written(journal) not in (None, earlier):  # a journal that was refused is as it was
@@ -227,11 +236,22 @@ def _prune_model(
         options |= {"permute": True, "example": calibration.example(model, options["data"])}
     with calls.without_cache(model):
         pruning.prune(model, **_what(recipe, unnamed), reconstruct=reconstruct, **options)
-    write_pruned(model, target, source.path if source.kind == "folder" else None, recipe.criterion.name)
+    settled = [outcome.name for outcome in pruning.outcomes(model) if outcome.criterion == LEFT]
+    named = None if len(settled) == len(pruning.outcomes(model)) else recipe.criterion.name
+    write_pruned(model, target, source.path if source.kind == "folder" else None, named)
     won = pruning.reconstruction_report(model)
     told += filter(None, (few_data(pruning.outcomes(model)), won and str(won)))
-    changed = _permutation(pruning.permutation_report(model)) | ({"reconstruction": asdict(won)} if won else {})
+    changed = (
+        _settled(settled)
+        | _permutation(pruning.permutation_report(model))
+        | ({"reconstruction": asdict(won)} if won else {})
+    )
     return checker.check(model), changed, told
+
+
+def _settled(names: Sequence[str]) -> dict[str, Any]:
+    """Return what the report says of weights whose values are left as they were."""
+    return {"settled": list(names)} if names else {}
 
 
 def _what(recipe: Recipe, unnamed: bool) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from twofour.files import LARGEST_LIST, as_new, json_or_none, making, named, rea
 from twofour.layers import full_tensor, walk
 from twofour.recipe import Recipe
 from twofour.streaming.companions import companions, copy_companions
-from twofour.streaming.prune import write_note
+from twofour.streaming.prune import earlier_criterion, write_note
 
 logger = logging.getLogger("twofour.export")
 
@@ -80,14 +80,14 @@ def to_huggingface(
     return names
 
 
-def write_pruned(model: nn.Module, target: Path, source: Path | None, criterion: str) -> None:
+def write_pruned(model: nn.Module, target: Path, source: Path | None, criterion: str | None) -> None:
     """Write a masked model's plain weights, zeros included, into a folder, with the promise in their metadata.
 
     Args:
         model: With masks.
         target: The folder; it exists.
         source: The folder of Hugging Face that the model is of, whose other files are copied; None for another model.
-        criterion: Name of the criterion, for config.json.
+        criterion: Name of the criterion, for config.json; None where no weight was pruned: an earlier one stays.
     """
     if source is None:
         save_model(model, str(target / WEIGHTS))
@@ -99,7 +99,7 @@ def write_pruned(model: nn.Module, target: Path, source: Path | None, criterion:
     as_new(target / WEIGHTS)
     _promise(target / WEIGHTS, patterns, axes)
     if source is not None:
-        write_note(target / CONFIG, patterns, criterion)
+        write_note(target / CONFIG, patterns, criterion or earlier_criterion(source))
 
 
 def _saver(model: nn.Module) -> Any:

@@ -65,8 +65,8 @@ def prune(
             _require_room(folder, todo)
             for shard, written in _run(todo, cluster, progress):
                 notes.add(shard.target.name, written)
-            _finish(plan, beside, notes)
             found = [outcome for shard in shards for outcome in notes.outcomes(shard.target.name)]
+            _finish(plan, beside, notes, settled=all(outcome.kept == 1 for outcome in found))
     except OSError as error:
         raise SourceError(
             f"{folder} cannot be written",
@@ -129,8 +129,11 @@ def _asked(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _finish(plan: Plan, found: Mapping[str, Path], notes: Journal) -> None:
-    """Copy what lies beside a folder's weights, write the index, and the note into config.json."""
+def _finish(plan: Plan, found: Mapping[str, Path], notes: Journal, *, settled: bool) -> None:
+    """Copy what lies beside a folder's weights, write the index, and the note into config.json.
+
+    Of weights that are all `settled` the note keeps the criterion that they were pruned by before.
+    """
     checkpoint, folder = plan.checkpoint, notes.folder
     if not checkpoint.path.is_dir():
         return
@@ -141,7 +144,15 @@ def _finish(plan: Plan, found: Mapping[str, Path], notes: Journal) -> None:
         with replacing(folder / INDEX) as temporary:
             shutil.copyfile(checkpoint.path / INDEX, temporary)
     if checkpoint.config is not None:
-        write_note(folder / CONFIG, patterns_by_name(plan.weights), plan.recipe.criterion.name)
+        criterion = earlier_criterion(checkpoint.path) if settled else plan.recipe.criterion.name
+        write_note(folder / CONFIG, patterns_by_name(plan.weights), criterion)
+
+
+def earlier_criterion(folder: Path) -> str | None:
+    """Return the criterion that the note in a folder's config.json names, None where it names none."""
+    noted = read_json(folder / CONFIG).get(NOTE) if (folder / CONFIG).is_file() else None
+    found = noted.get("criterion") if isinstance(noted, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def write_note(config: Path, patterns: Mapping[str, str], criterion: str | None) -> None:

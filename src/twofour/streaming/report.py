@@ -25,6 +25,11 @@ class Report:
     files: tuple[str, ...] = ()
 
     @property
+    def settled(self) -> tuple[str, ...]:
+        """Names of the weights that obeyed their patterns before: nothing of them was taken away."""
+        return tuple(outcome.name for outcome in self.layers if outcome.kept == 1)
+
+    @property
     def summary(self) -> str:
         """One sentence."""
         count = len(self.layers)

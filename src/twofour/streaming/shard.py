@@ -191,9 +191,12 @@ def _write_sparse(file: _Summed, weight: Sparse, criterion: Scored, advance: Adv
 def make_sparse(values: Tensor, weight: Sparse, criterion: Scored) -> None:
     """Set what the pattern does not keep of a tensor, or of a part as `_parts` cuts it, to +0, in place.
 
-    The same values stay as in `criteria.solve`: scores are made and ranked as the matrix (out, positions * in).
+    The same values stay as in `criteria.solve`: scores are made and ranked as the matrix (out, positions * in). Where
+    zeros obey the pattern already all values stay, as in `criteria.settled`; by magnitude they do in any case.
     """
     last = weight.axis.last(values)
+    if not isinstance(criterion, Magnitude) and weight.pattern.check(last).ok:
+        return
     rows = last.reshape(last.shape[0], -1)
     scores = criterion.score(rows, None, weight.weight)
     keep = criterion.choose(scores, weight.pattern)
