@@ -1,9 +1,12 @@
 """Budgets and the recipes that meet them, against every choice there is."""
 
+import copy
 import itertools
 import math
+import pickle
 
 import pytest
+import torch
 from torch import nn
 
 import twofour
@@ -16,6 +19,7 @@ from twofour.allocation import (
     LayerSensitivity,
     Sensitivities,
     allocate,
+    confirm,
     trade_off,
     uniform,
 )
@@ -218,3 +222,34 @@ def test_an_allocation_is_a_record():
     assert isinstance(got, Allocation)
     with pytest.raises(AttributeError):
         got.loss = 0.0  # pyright: ignore
+
+
+@pytest.mark.parametrize("limits", [{"size": 1000}, {"bytes": 1000}, {"milliseconds": 1}, {"density": 0.5, "ms": 1}])
+def test_a_limit_of_another_name_is_told_those_there_are(limits):
+    text = message(lambda: Budget(**limits))
+    name, limit = list(limits.items())[-1]
+    assert text.startswith(f"a budget has no such limit\n  got     {name}={limit}\n  wanted  one of loss, density (")
+    assert "Budget(latency=1.5)" in text and "or a loss" in message(lambda: Budget(density=50))
+
+
+def test_a_number_is_no_budget():
+    text = message(lambda: allocate(some(), 0.25))  # pyright: ignore
+    assert text.startswith("there is no budget\n  got     0.25\n") and "allocate(found, Budget(density=0.25))" in text
+    assert copy.deepcopy(Budget(density=0.5)) == pickle.loads(pickle.dumps(Budget(density=0.5)))
+
+
+def test_measured_times_are_shown():
+    shown = str(some())
+    first = some().layers[0]
+    row = next(line for line in shown.split("\n\n")[1].splitlines() if line.startswith(first.layer))
+    assert [float(cell) for cell in row.split()[1:] if cell != "-"] == [
+        pytest.approx(one.ms, rel=1e-3) for one in first.candidates
+    ]
+    assert "milliseconds of a layer" in shown and "milliseconds" not in str(some(timed=False))
+
+
+def test_a_choice_is_confirmed_for_its_own_model_only():
+    found = some()
+    chosen = allocate(found, Budget(density=0.5))
+    text = message(lambda: confirm(chosen, found, nn.Linear(16, 16), [torch.randn(8, 16)]))
+    assert text.startswith("the sensitivities belong to another model\n  got     a Linear without `")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from glob import escape
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from twofour import criteria, patterns
 from twofour.allocation.knapsack import STATES, Frontier, frontier
@@ -34,6 +34,21 @@ class Budget:
     latency: float | None = None
     minimise: Axis | None = None
 
+    def __new__(cls, *limits: object, **named: object) -> Self:
+        """Refuse limits of other names.
+
+        Raises:
+            RecipeError: There is one.
+        """
+        if others := [name for name in named if name not in cls.__dataclass_fields__]:
+            raise RecipeError(
+                "a budget has no such limit",
+                got=", ".join(f"{name}={named[name]!r}" for name in others),
+                wanted="one of loss, density (the fraction of values kept) and latency (milliseconds)",
+                remedy="Budget(density=0.5) keeps as many values as 2:4 everywhere, Budget(latency=1.5) allows 1.5 ms",
+            )
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         limits = {name: getattr(self, name) for name in ("loss", "density", "latency")}
         given = {name: limit for name, limit in limits.items() if limit is not None}
@@ -50,7 +65,7 @@ class Budget:
             raise RecipeError(
                 "the budget's limit is impossible",
                 got=shown,
-                wanted="a density above 0 and at most 1, the fraction of values kept, or a latency above 0 ms",
+                wanted="a density above 0 and at most 1, the fraction of values kept, a latency above 0 ms, or a loss",
                 remedy="Budget(density=0.5) keeps as many values as 2:4 everywhere",
             )
         if self.minimise not in (None, "density", "latency") or (self.minimise and self.loss is None):
@@ -131,8 +146,15 @@ def allocate(
         states: Partial sums that the search keeps.
 
     Raises:
-        RecipeError: The budget cannot be met, or what it limits was not measured.
+        RecipeError: There is no budget, it cannot be met, or what it limits was not measured.
     """
+    if not isinstance(budget, Budget):
+        raise RecipeError(
+            "there is no budget",
+            got=repr(budget),
+            wanted="a Budget, which says what is limited: loss, density or latency",
+            remedy=f"allocate(found, Budget(density={budget if isinstance(budget, float) else 0.5}))",
+        )
     kind = sensitivities.require(loss)
     axis = _axis(sensitivities, budget)
     found = _frontier(sensitivities, axis, kind, states)

@@ -60,7 +60,7 @@ def confirm(
         The better one, with the figures of all in `judged`; smaller is better.
 
     Raises:
-        RecipeError: The records are those of other layers than the allocation.
+        RecipeError: The records are those of other layers than the allocation, or of another model.
         DataError: The data cannot be used, the model does not run on them, or the judge answers with no finite number.
         LayerError: The model is masked or compiled already.
     """
@@ -73,6 +73,14 @@ def confirm(
             got=f"{len(chosen.chosen)} layers and {len(found.layers)} layers",
             wanted="the records that `allocate` was given",
             remedy="confirm(allocate(found, budget), found, model, data)",
+        )
+    names = dict(model.named_modules(remove_duplicate=False))
+    if missing := [layer.layer for layer in found.layers if layer.layer not in names]:
+        raise RecipeError(
+            "the sensitivities belong to another model",
+            got=f"a {type(model).__name__} without {', '.join(f'`{name}`' for name in missing[:3])}",
+            wanted="the model that `sensitivity` was given",
+            remedy="sensitivity(model, data, patterns) measures this one",
         )
     tried = {ALLOCATED: chosen, **_rivals(chosen, found)}
     tell = _log.warning if samples is None else _log.info

@@ -187,7 +187,15 @@ class Sensitivities:
             cells = [layer.find(name) for name in self.patterns]
             texts = ["-" if cell is None else f"{cell.loss(kind):.4g}" for cell in cells]
             lines.append(f"{layer.layer.ljust(width)}  {layer.values:>9}" + "".join(f"  {text:>10}" for text in texts))
-        return "\n".join([*lines, f"{what}, each layer pruned alone by {self.criterion}"])
+        lines.append(f"{what}, each layer pruned alone by {self.criterion}")
+        if self.timing:
+            lines += ["", f"{'layer'.ljust(width)}  {'':>9}" + "".join(f"  {name:>10}" for name in self.patterns)]
+            for layer in self.layers:
+                found = [layer.find(name) for name in self.patterns]
+                texts = ["-" if one is None or one.ms is None else f"{one.ms:.4g}" for one in found]
+                lines.append(f"{layer.layer.ljust(width)}  {'':>9}" + "".join(f"  {text:>10}" for text in texts))
+            lines.append(f"milliseconds of a layer, measured with {self.timing}")
+        return "\n".join(lines)
 
 
 def _from_table(table: Mapping[str, Any]) -> Sensitivities:
