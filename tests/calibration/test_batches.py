@@ -263,6 +263,10 @@ def test_tokens_that_count(name: str, mask: torch.Tensor, expected) -> None:
         ("data.csv", 8, r"cannot be used\n  got +str of 8"),
         (3, 8, r"cannot be used\n  got +int"),
         ([["a", "b", "c"]], 8, r"holds no tensor\n  got +list of 3\n  wanted +inputs \(a tensor"),
+        (["a text", "another"], 8, r"holds no tensor\n.*\n.*\n +try +tokenise sentences, .* or TwoFourConfig\(data="),
+        ([["a", "b"]], 8, "tokenise sentences"),
+        ("texts.txt", 8, "tokenise sentences"),
+        ([{"input_ids": [[1, 2]], "attention_mask": [[1, 1]]}], 8, r'return_tensors="pt" has a tokenizer do it'),
         (
             X[:0],
             8,

@@ -223,3 +223,11 @@ def test_labelled_pairs_judge_an_embedder(run, bert: Path):
         refused(run(*words, "bad.tsv"), text)
     refused(run(*words, "none.tsv"), "--pairs none.tsv cannot be read")
     refused(run(*words, "pairs.tsv", "--evaluate", "zoo_cli:small"), "judged in one way")
+
+
+def test_a_folder_is_called_one(zoo):
+    Path("folder").mkdir()
+    Path("noted").write_text("a")
+    words = ("prune", "zoo_cli:small", "--out", "no", "--criterion", "wanda", "--data")
+    refused(zoo(*words, "folder"), "SourceError", "got     a folder\n")
+    refused(zoo(*words, "noted"), "SourceError", "got     a file without an ending\n")

@@ -23,6 +23,13 @@ _BY_SAMPLE = (*_COUNTING, *_PADDING, "input_ids", "token_type_ids", "position_id
 """Names of tensors that are (samples, tokens) where they have two axes; `labels` count samples in any case."""
 
 
+TOKENISE = (
+    'tokenise sentences, [tokenizer(sentences, padding=True, return_tensors="pt")], or TwoFourConfig(data=sentences), '
+    "which does it"
+)
+"""What becomes of text."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """One call of the model: its inputs, and the target when the data are pairs.
@@ -237,7 +244,7 @@ def items(data: Any) -> Iterator[Any]:
             "the calibration data cannot be used",
             got=_describe(data),
             wanted=f"an iterable of {PAIRS}",
-            remedy="a DataLoader, a list of batches, or one batch as a tensor",
+            remedy=TOKENISE if isinstance(data, str) else "a DataLoader, a list of batches, or one batch as a tensor",
         )
     return iter(data)
 
@@ -310,6 +317,17 @@ def _warn_of_mask(model: nn.Module, pair: Batch) -> None:
         )
 
 
+def _conversion(item: Any) -> str:
+    """Say how what holds no tensor becomes a batch."""
+    match item:
+        case str() | [str(), *_]:
+            return TOKENISE
+        case Mapping() if item:
+            return 'convert its values, for instance by torch.as_tensor; return_tensors="pt" has a tokenizer do it'
+        case _:
+            return "convert it, for instance by torch.as_tensor"
+
+
 def _require_samples(inputs: Any, item: Any, number: int) -> int:
     """Return how many samples a batch holds, at least 1."""
     size = _size(inputs)
@@ -318,7 +336,7 @@ def _require_samples(inputs: Any, item: Any, number: int) -> int:
             "a batch of the calibration data holds no tensor",
             got=_describe(item),
             wanted=PAIRS,
-            remedy="convert it, for instance by torch.as_tensor",
+            remedy=_conversion(item),
         )
     if size == 0:
         raise DataError(

@@ -21,6 +21,7 @@ from twofour.cli import source as sources
 from twofour.cli.options import require_room, shape_of
 from twofour.criteria import SAMPLES
 from twofour.errors import SourceError, cut
+from twofour.files import kind_of
 from twofour.optimizing import Pairs
 
 ARRAYS, TEXTS = (".safetensors", ".npz", ".npy"), (".txt", ".jsonl")
@@ -74,7 +75,7 @@ def read(text: str, source: sources.Source, samples: int, length: int, batch: in
         return sources.returned(text, FORMS)
     raise SourceError(
         f"--data {text} cannot be used",
-        got=f"a {path.suffix or 'nameless'} file" if path.exists() else "no such file",
+        got=kind_of(path) if path.exists() else "no such file",
         wanted=FORMS,
         remedy=MADE,
     )

@@ -17,6 +17,7 @@ from torch import nn
 from twofour.checkpoints.checkpoint import remedy_for
 from twofour.cli import huggingface
 from twofour.errors import SourceError, explained
+from twofour.files import kind_of
 
 FORMS = (
     "package.module:function that returns a torch.nn.Module",
@@ -98,7 +99,7 @@ def resolve(text: str, files: str = FILES) -> Source:
         if path.suffix != ".safetensors":
             raise SourceError(
                 f"{text} is not a kind of file that can be read",
-                got=f"a {path.suffix or 'nameless'} file",
+                got=kind_of(path),
                 wanted=files,
                 remedy=_module_of(path) or remedy_for(path, files),
             )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from twofour.files.archive import is_archive, require_sound
 from twofour.files.folder import making, names_in, remove_known
 from twofour.files.lock import PATIENCE, locked
-from twofour.files.named import named
+from twofour.files.named import kind_of, named
 from twofour.files.reading import (
     LARGEST_LIST,
     json_or_none,
@@ -31,6 +31,7 @@ __all__ = [
     "is_archive",
     "is_temporary",
     "json_or_none",
+    "kind_of",
     "locked",
     "making",
     "named",

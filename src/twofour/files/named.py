@@ -40,3 +40,8 @@ def named(path: object, kind: type[TwofourError], what: str = "the path") -> Pat
         wanted="text that is not empty, or a pathlib.Path",
         remedy='"." is the current folder; os.fsdecode makes text of bytes',
     )
+
+
+def kind_of(path: Path) -> str:
+    """Say of a path that exists whether it is a folder, or which file by its ending."""
+    return "a folder" if path.is_dir() else f"a {path.suffix} file" if path.suffix else "a file without an ending"

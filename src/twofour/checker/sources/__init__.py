@@ -11,6 +11,7 @@ from twofour.checker.sources.onnx import onnx_weights
 from twofour.checker.weights import Expectation, Skipped, Weight
 from twofour.checkpoints.checkpoint import remedy_for
 from twofour.errors import FormatError, LayerError
+from twofour.files import kind_of
 
 __all__ = ["weights_in", "weights_of"]
 
@@ -34,7 +35,7 @@ def weights_in(
     if not path.is_dir() and path.suffix != ".safetensors":
         raise FormatError(
             f"{path} is not a kind of file that can be checked",
-            got=f"a {path.suffix or 'nameless'} file" if path.exists() else "no such file or folder",
+            got=kind_of(path) if path.exists() else "no such file or folder",
             wanted="a .safetensors or .onnx file, or a folder with config.json and .safetensors files",
             remedy=remedy_for(path, "a .safetensors or .onnx file, or a Hugging Face folder"),
         )
