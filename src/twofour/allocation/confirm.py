@@ -67,21 +67,7 @@ def confirm(
     require_module(model)
     if loss is not None:
         require_function(loss)
-    if [layer for layer, _ in chosen.chosen] != [layer.layer for layer in found.layers]:
-        raise RecipeError(
-            "the allocation was not chosen from these sensitivities",
-            got=f"{len(chosen.chosen)} layers and {len(found.layers)} layers",
-            wanted="the records that `allocate` was given",
-            remedy="confirm(allocate(found, budget), found, model, data)",
-        )
-    names = dict(model.named_modules(remove_duplicate=False))
-    if missing := [layer.layer for layer in found.layers if layer.layer not in names]:
-        raise RecipeError(
-            "the sensitivities belong to another model",
-            got=f"a {type(model).__name__} without {', '.join(f'`{name}`' for name in missing[:3])}",
-            wanted="the model that `sensitivity` was given",
-            remedy="sensitivity(model, data, patterns) measures this one",
-        )
+    _require_own(chosen, found, model)
     tried = {ALLOCATED: chosen, **_rivals(chosen, found)}
     tell = _log.warning if samples is None else _log.info
     count = criteria.SAMPLES if samples is None else samples
@@ -99,6 +85,25 @@ def confirm(
         said = "%s everywhere loses less than the allocation, %.4g against %.4g on data held back, and is taken"
         _log.warning(said, best, least, judged[0][1])
     return replace(tried[best], budget=chosen.budget, judged=tuple(judged))
+
+
+def _require_own(chosen: Allocation, found: Sensitivities, model: nn.Module) -> None:
+    """Refuse an allocation of other sensitivities, and sensitivities of another model."""
+    if [layer for layer, _ in chosen.chosen] != [layer.layer for layer in found.layers]:
+        raise RecipeError(
+            "the allocation was not chosen from these sensitivities",
+            got=f"{len(chosen.chosen)} layers and {len(found.layers)} layers",
+            wanted="the records that `allocate` was given",
+            remedy="confirm(allocate(found, budget), found, model, data)",
+        )
+    names = dict(model.named_modules(remove_duplicate=False))
+    if missing := [layer.layer for layer in found.layers if layer.layer not in names]:
+        raise RecipeError(
+            "the sensitivities belong to another model",
+            got=f"a {type(model).__name__} without {', '.join(f'`{name}`' for name in missing[:3])}",
+            wanted="the model that `sensitivity` was given",
+            remedy="sensitivity(model, data, patterns) measures this one",
+        )
 
 
 def _rivals(chosen: Allocation, found: Sensitivities) -> dict[str, Allocation]:

@@ -111,14 +111,7 @@ def prune(
             given = None if data is None else calibration.read(data, found, samples or calibration.MOST_TEXTS, length)
             how = {"permute": permute, "reconstruct": reconstruct, "unnamed": criterion == AUTO and data is not None}
             content = _prune_loaded(found, recipe, out, given, samples, how, force)
-    settled = content.get("settled", [])
-    if settled:
-        others = f" and {len(settled) - 1} more" if settled[1:] else ""
-        say(
-            f"`{settled[0]}`{others}: pruned already, its zeros stay and the criterion has nothing to choose; "
-            "values are left as they are; to start anew prune the dense weights"
-        )
-    if criterion == AUTO and data is None and len(settled) < len(content["layers"]):
+    if _say_settled(content) < len(content["layers"]) and criterion == AUTO and data is None:
         say(pruning.WITHOUT_DATA.replace("data=", "--data").replace('criterion="magnitude"', "--criterion magnitude"))
     say(f"wrote {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
     write(json, content)
@@ -252,6 +245,17 @@ def _prune_model(
 def _settled(names: Sequence[str]) -> dict[str, Any]:
     """Return what the report says of weights whose values are left as they were."""
     return {"settled": list(names)} if names else {}
+
+
+def _say_settled(content: dict[str, Any]) -> int:
+    """Say which weights of a report are left as they were; return how many."""
+    if names := content.get("settled", []):
+        others = f" and {len(names) - 1} more" if names[1:] else ""
+        say(
+            f"`{names[0]}`{others}: pruned already, its zeros stay and the criterion has nothing to choose; "
+            "values are left as they are; to start anew prune the dense weights"
+        )
+    return len(names)
 
 
 def _what(recipe: Recipe, unnamed: bool) -> dict[str, Any]:
