@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -79,6 +80,46 @@ def test_nothing_is_told_of_too_few_data_of_other_norms_or_of_norms_that_know_no
     for norm in (nn.GroupNorm(4, 32), nn.BatchNorm1d(32, track_running_stats=False), nn.BatchNorm1d(32)):
         model = nn.Sequential(nn.Conv1d(8, 32, 1), norm, nn.ReLU(), Inside(), nn.Linear(32, 4))
         assert strange_data.told(model, plan(strange)) == ()
+
+
+def test_a_list_is_told_by_whole_batches_and_that_it_may_be_sorted(converged):
+    inside = [(x[labels.argsort()], labels.sort().values) for x, labels in batches(2)]
+    assert strange_data.told(converged, plan(inside)) == (), "the order within a batch is no matter"
+    (said,) = strange_data.told(converged, plan(batches(2, border=8.0)))
+    assert said.endswith("did, or shuffle: batches of a list that is sorted are of one kind")
+
+    class Walked(list):
+        def __iter__(self):
+            return super().__iter__()
+
+    (said,) = strange_data.told(converged, plan(Walked(batches(2, border=8.0))))
+    assert said.endswith("augment as the model's own training did")
+
+
+def test_a_loss_below_zero_or_near_it_is_no_reason(converged):
+    right = lambda output, labels: -output.softmax(1)[torch.arange(len(labels)), labels].mean()  # noqa: E731
+    assert strange_data.told(converged, replace(plan(batches(3)), loss=right)) == ()
+    assert len(strange_data.told(converged, replace(plan(batches(2, border=40.0)), loss=right))) == 1
+    hardly = lambda output, labels: 1e-3 * F.cross_entropy(output, labels)  # noqa: E731
+    assert strange_data.told(converged, replace(plan(batches(2, border=8.0)), loss=hardly)) == ()
+
+
+def test_norms_that_are_not_run_say_nothing(converged):
+    model = copy.deepcopy(converged)
+    model[1].aside = nn.BatchNorm1d(32)
+    model[1].aside.running_var.fill_(1e-4)
+    assert strange_data.told(model, plan(batches(3))) == ()
+    (said,) = strange_data.told(model, plan(batches(2, border=8.0)))
+    assert "the variance in `1` is off" in said and model[1].aside.running_var[0] == 1e-4
+
+
+def test_batches_of_one_are_not_walked_to_the_end(converged):
+    class Endless:
+        def __iter__(self):
+            while True:
+                yield torch.zeros(1, 8, 16), torch.zeros(1, dtype=torch.long)
+
+    assert strange_data.told(converged, plan(Endless())) == ()
 
 
 def test_finetune_says_it_among_its_notes(converged, caplog):
