@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -78,6 +79,17 @@ def call(model: nn.Module, inputs: Any) -> Any:
     """Return what the model answers to inputs of any form that `Example.of` reads; they are not copied."""
     example = Example.of(inputs)
     return model(*example.args, **example.kwargs)
+
+
+def takes(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> bool:
+    """Whether the model's forward can be called so, as far as its signature tells."""
+    try:
+        inspect.signature(model.forward).bind(*args, **(kwargs or {}))
+    except TypeError:
+        return False
+    except ValueError:  # a forward without a signature
+        return True
+    return True
 
 
 def output_leaves(output: Any) -> list[Any]:

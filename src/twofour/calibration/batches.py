@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from twofour.calls import PAIRS
+from twofour.calls import PAIRS, takes
 from twofour.errors import DataError, integer_from
 
 _log = logging.getLogger("twofour.calibration")
@@ -21,7 +21,8 @@ _log = logging.getLogger("twofour.calibration")
 _COUNTING, _PADDING = ("attention_mask",), ("src_key_padding_mask", "key_padding_mask")
 _BY_SAMPLE = (*_COUNTING, *_PADDING, "input_ids", "token_type_ids", "position_ids")
 """Names of tensors that are (samples, tokens) where they have two axes; `labels` count samples in any case."""
-
+LABELS = "labels"
+"""Name of the targets among keyword arguments, as transformers' collators give them and its models take them."""
 
 TOKENISE = (
     'tokenise sentences, [tokenizer(sentences, padding=True, return_tensors="pt")], or TwoFourConfig(data=sentences), '
@@ -198,12 +199,12 @@ def spread(count: int) -> Iterator[int]:
 def some(batch: Batch, count: int) -> Batch:
     """Return so many samples of a batch, spread over it; all of one that is `whole`."""
     places = torch.arange(count, device="cpu") * batch.samples // count
-    return _picked(batch, lambda tensor: tensor[places.to(tensor.device)])
+    return picked(batch, lambda tensor: tensor[places.to(tensor.device)])
 
 
 def part(batch: Batch, start: int, stop: int) -> Batch:
     """Return the samples of a batch from one place to another; all of one that is `whole`."""
-    return _picked(batch, lambda tensor: tensor[start:stop])
+    return picked(batch, lambda tensor: tensor[start:stop])
 
 
 def pieces(batch: Batch, size: int) -> list[Batch]:
@@ -211,16 +212,16 @@ def pieces(batch: Batch, size: int) -> list[Batch]:
     return [batch] if batch.whole else [part(batch, at, at + size) for at in range(0, batch.samples, size)]
 
 
-def _picked(batch: Batch, pick: Callable[[Tensor], Tensor]) -> Batch:
+def picked(batch: Batch, pick: Callable[[Tensor], Tensor]) -> Batch:
     """Pick from what counts samples; what does not stays as it is, and so does all where that cannot be told."""
     if batch.whole:
         return batch
     size = batch.samples
 
-    def picked(tensor: Tensor) -> Tensor:
+    def change(tensor: Tensor) -> Tensor:
         return pick(tensor) if tensor.ndim and tensor.shape[0] == size else tensor
 
-    return replace(batch, inputs=_mapped(batch.inputs, picked), target=_mapped(batch.target, picked))
+    return replace(batch, inputs=_mapped(batch.inputs, change), target=_mapped(batch.target, change))
 
 
 def _unused(data: Any, taken: int, last: int, cut: int) -> str:
@@ -256,8 +257,16 @@ def read(model: nn.Module, item: Any, paired: bool = False) -> Batch:
     arguments, so that what it hides does not count.
     """
     batch = _parted(model, item, paired)
-    inputs = _named(model, batch.inputs)
+    inputs = _named(model, accepted(model, batch.inputs))
     return batch if inputs is batch.inputs else replace(batch, inputs=inputs)
+
+
+def accepted(model: nn.Module, inputs: Any) -> Any:
+    """Return inputs as the model's forward takes them: a dict without `labels` where it takes all but these."""
+    if not isinstance(inputs, Mapping) or LABELS not in inputs or takes(model, (), inputs):
+        return inputs
+    others = {name: value for name, value in inputs.items() if name != LABELS}
+    return others if takes(model, (), others) else inputs
 
 
 def _named(model: nn.Module, inputs: Any) -> Any:
@@ -279,11 +288,11 @@ def _parted(model: nn.Module, item: Any, paired: bool) -> Batch:
     if not isinstance(item, tuple | list) or len(item) != 2:
         return Batch(item)
     first, second = item
-    if paired or _takes(model, (None,)):
+    if paired or takes(model, (None,)):
         return Batch(first, second)
-    if isinstance(first, Mapping) and _takes(model, (), first):
+    if isinstance(first, Mapping) and takes(model, (), first):
         return Batch(first, second)
-    if isinstance(first, tuple | list) and _takes(model, tuple(first)):
+    if isinstance(first, tuple | list) and takes(model, tuple(first)):
         if second is None:
             return Batch(first)
         raise DataError(
@@ -348,17 +357,6 @@ def _require_samples(inputs: Any, item: Any, number: int) -> int:
     return size
 
 
-def _takes(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> bool:
-    """Whether the model's forward can be called so, as far as its signature tells."""
-    try:
-        inspect.signature(model.forward).bind(*args, **(kwargs or {}))
-    except TypeError:
-        return False
-    except ValueError:  # a forward without a signature
-        return True
-    return True
-
-
 def _size(value: Any) -> int | None:
     leaves = [leaf for _, leaf in named_leaves("", value)]
     return next((leaf.shape[0] for leaf in leaves if leaf.ndim), 1 if leaves else None)
@@ -379,7 +377,7 @@ def named_leaves(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
 
 def _by_sample(name: str, tensor: Tensor) -> bool:
     """Whether a tensor counts samples by its name."""
-    return name == "labels" or (name.removeprefix("decoder_") in _BY_SAMPLE and tensor.ndim == 2)
+    return name == LABELS or (name.removeprefix("decoder_") in _BY_SAMPLE and tensor.ndim == 2)
 
 
 def _is_whole(tensor: Tensor) -> bool:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from twofour.calibration.batches import to_device
-from twofour.calls import call, evaluating
+from twofour import calls
+from twofour.calibration.batches import LABELS, accepted, to_device
+from twofour.calls import evaluating
 from twofour.errors import TrainingError
 from twofour.training import randomness
 
@@ -28,6 +29,11 @@ def length(loader: Loader) -> int | None:
 def device_of(model: nn.Module) -> torch.device:
     """Return where a model's inputs go."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """Return what a model answers to inputs of a batch, without their `labels` where its forward takes none."""
+    return calls.call(model, accepted(model, inputs))
 
 
 def answered(model: nn.Module, inputs: Any) -> Any:
@@ -93,15 +99,12 @@ def epoch_batches(loader: Loader, seed: int, epoch: int, skip: int = 0) -> Itera
         )
 
 
-LABELS = "labels"
-"""Name of the targets among keyword arguments, as transformers' collators give them and its models take them."""
-
-
 def pair(batch: Any) -> tuple[Any, Any]:
     """Return the batch as (input, target).
 
     A dict with `labels`, as transformers' collators yield it, is the input as it is, since such a model computes its
-    own loss from them, and `labels` are the target of a loss that asks for one.
+    own loss from them, and `labels` are the target of a loss that asks for one. `call` leaves them out for a model that
+    takes none.
 
     Raises:
         TrainingError: It is neither a pair nor such a dict.
@@ -114,7 +117,8 @@ def pair(batch: Any) -> tuple[Any, Any]:
     remedy = "wrap the loader in a class whose __iter__ yields such pairs"
     if isinstance(batch, Mapping):
         size = f" with {', '.join(map(str, batch))}"
-        target = next((str(name) for name in batch if str(name).startswith(("label", "target"))), "label")
+        named = [str(name) for name, value in batch.items() if value is not None]
+        target = next((name for name in named if name.startswith(("label", "target"))), "<target>")
         remedy = f'yield ({{k: v for k, v in b.items() if k != "{target}"}}, b["{target}"]) for each batch b'
     raise TrainingError(
         "the loader's batches cannot be used",

@@ -9,11 +9,11 @@ from contextlib import contextmanager, suppress
 import torch
 from torch import Tensor, nn
 
-from twofour.calls import call, keeping_buffers, keeping_modes, output_leaves
+from twofour.calls import keeping_buffers, keeping_modes, output_leaves
 from twofour.errors import TrainingError, cut
 from twofour.layers import local
 from twofour.training import randomness
-from twofour.training.batches import device_of, to_device
+from twofour.training.batches import call, device_of, to_device
 from twofour.training.lesson import Question
 
 

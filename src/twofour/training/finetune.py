@@ -97,7 +97,8 @@ def finetune(
         model: A model pruned with `twofour.prune`, or a dense one; with `scheme` a dense one.
         loader: Yields (input, target) pairs, anew each epoch; an input is a tensor, a tuple of positional
             arguments or a dict of keyword arguments. Tensors are moved to the model's device. A dict with `labels`, as
-            transformers' collators yield it, is the input, and its labels are the target.
+            transformers' collators yield it, is the input, and its labels are the target; a model that takes none is
+            called without them.
         loss: `loss(output, target)` -> tensor with one element. "auto": what the first batch asks for: the model's own
             `loss`, cross entropy or the squared error.
         optimizer: Builds the optimiser from the list of parameters, the same as in the original training. "auto":
