@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -13,8 +14,9 @@ from tests.training.default import quick, trained
 from tests.training.small import CLASSES, Noisy, dense_model
 from tests.turns import in_turn
 from twofour import pruning
+from twofour.calibration import Batch
 from twofour.errors import TrainingError
-from twofour.training import finetune, judge, listed, rates
+from twofour.training import finetune, judge, listed, rates, warm_start
 from twofour.training.defaults import Adamw
 from twofour.training.plan import Plan
 
@@ -136,6 +138,8 @@ def test_a_list_of_one_batch_does_all_and_a_loader_stays_as_it_is():
     assert judge.trained_on(one, 0).samples == 32 and not judge.trained_on(one, 0).places
     assert "1 batch spread over the list" in quick(trained(), one, epochs=1).notes[-1]
     batches = sorted_by_class(16, 8)
+    walked = warm_start.Calibration(Shuffling(one), 0)
+    assert len(list(walked)) == 1 and walked.told == "1 batch of the loader, the first one"
     for loader in (
         DataLoader(Noisy(), 8, shuffle=True),
         Shuffling(batches),
@@ -160,3 +164,55 @@ def test_random_numbers_that_a_list_draws_follow_from_the_seed():
     state = torch.get_rng_state()
     one, again, other = (judge.trained_on(data, seed).fingerprint for seed in (1, 1, 2))
     assert one == again != other and torch.equal(torch.get_rng_state(), state)
+
+
+@in_turn("batch, classes", [(256, 10), (32, 4), (64, 4), (128, 8)])
+@in_turn("turns", [False, True])
+def test_parts_of_batches_are_of_all_classes_however_their_rows_are_sorted(batch, classes, turns):
+    """First rows are of one class where rows are sorted, and every so-many-th where classes take turns."""
+    y = torch.arange(batch) % classes if turns else torch.arange(batch) * classes // batch
+    data = [(torch.randn(batch, 16), y) for _ in range(64)]
+    held = judge.trained_on(data, 0)
+    pieces = list(listed.calibrating(data, 0, held.places))[:32]
+    for labels in (torch.cat([y for _, y in held.batches]), torch.cat([piece.target for _, piece in pieces])):
+        counts = labels.bincount(minlength=classes)
+        assert counts.min() > 0.4 * len(labels) / classes and counts.max() < 2 * len(labels) / classes, counts
+
+
+def test_each_range_of_mixed_samples_is_spread_over_all():
+    x = torch.arange(1000.0)[:, None]
+    mixed = listed.mixed(Batch(x, x + 1)).inputs[:, 0]
+    assert torch.equal(mixed.sort().values, x[:, 0])
+    for start, stop in ((0, 10), (0, 100), (100, 200), (900, 1000), (37, 62)):
+        gaps = torch.cat([torch.zeros(1) - 1, mixed[start:stop].sort().values, torch.full((1,), 1000.0)]).diff()
+        assert gaps.max() <= 2.7 * 1000 / (stop - start)
+    assert torch.equal(listed.mixed(Batch(x, x + 1)).target[:, 0], mixed + 1)
+
+
+def test_a_rest_too_small_for_batch_norm_is_not_trained_on():
+    draw = torch.Generator().manual_seed(0)
+    data = [(x := torch.randn(33, 16, generator=draw), x[:, :4].argmax(1)) for _ in range(8)]
+    held = judge.trained_on(data, 0)
+    judged = {place: len(y) for place, (_, y) in zip(held.places, held.batches, strict=True)}
+    assert set(judged.values()) == {32}
+    assert [len(x) for x, _ in listed.beside(data, 0, judged)] == 4 * [33]
+    assert [len(x) for x, _ in listed.beside(data, 0, dict.fromkeys(judged, 25))] == [
+        8 if place in judged else 33 for place in listed.spread(8)
+    ]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+    prune = {"criterion": "magnitude", "eligibility": "any", "permute": False}
+    notes = finetune(model, data, loss=F.cross_entropy, epochs=1, progress=False, prune=prune).notes
+    assert any("the learning rate is" in note for note in notes)
+
+
+def test_items_of_another_size_each_time_and_empty_ones_calibrate():
+    class Drawing(Placed):
+        def __getitem__(self, place):
+            count = random.randrange(2, 60)
+            return torch.randn(count, 16), torch.zeros(count, dtype=torch.long)
+
+    taken = list(listed.calibrating(Drawing(range(16)), 0, ()))
+    assert {place for place, _ in taken} == set(range(16)) and all(0 < piece.samples <= 16 for _, piece in taken)
+    empty = (torch.zeros(0, 16), torch.zeros(0, dtype=torch.long))
+    assert [place for place, _ in listed.calibrating([empty, *sorted_by_class(2, 8)], 0, ())] == [1]

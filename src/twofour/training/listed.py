@@ -11,16 +11,19 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from twofour.calibration import Batch
-from twofour.calibration.batches import part, pieces, spread
+from twofour.calibration.batches import part, picked, pieces, spread
 from twofour.training import randomness
 from twofour.training.batches import pair
 
 PART, PIECE = 8, 16
 """Samples of a batch that judge at least, and that calibrate before other batches have given as many."""
+GOLDEN = 2654435769
+"""2**32 over the golden ratio."""
 
 
 def is_list(loader: object) -> bool:
@@ -49,7 +52,7 @@ def judging(data: Any, seed: int, share: int, least: int, most: int) -> dict[int
     for place, batch in _at(data, seed, spread(len(data))):
         wanted = wanted or min(most, max(least, math.ceil(len(data) / share) * batch.samples))
         size = max(PART, math.ceil(wanted / half))
-        found[place] = part(batch, 0, size) if _is_divisible(batch) and batch.samples > size else batch
+        found[place] = part(mixed(batch), 0, size) if _is_divisible(batch) and batch.samples > size else batch
         samples += found[place].samples
         # Batches that cannot be parted give more than they have to, so that they are of as many kinds.
         if len(found) == half or samples >= most or (samples >= wanted and PART * len(found) >= wanted):
@@ -63,20 +66,35 @@ def calibrating(data: Any, seed: int, but: Collection[int]) -> Iterator[tuple[in
     for turn in itertools.count():
         left = []
         for place, batch in _at(data, seed, places):
-            cut = pieces(batch, PIECE) if _is_divisible(batch) else [batch]
+            cut = pieces(mixed(batch), PIECE) if _is_divisible(batch) else [batch]
             left += [place] if len(cut) > turn + 1 else []
-            yield place, cut[turn]
+            if turn < len(cut):  # not where an item has fewer samples than when it was read last, or none
+                yield place, cut[turn]
         if not (places := left):
             return
 
 
 def beside(data: Any, seed: int, judged: Mapping[int, int]) -> Iterator[tuple[Any, Any]]:
-    """Yield as pairs what does not judge of a list, spread over it; `judged` are the samples that do, by places."""
+    """Yield as pairs what does not judge of a list, spread over it; `judged` are the samples that do, by places.
+
+    Less than `PART` samples of a batch are left out: batch norms cannot train on one, nor well on a few.
+    """
     for place, batch in _at(data, seed, spread(len(data))):
         taken = judged.get(place, 0)
-        if taken < batch.samples:
-            batch = part(batch, taken, batch.samples) if taken else batch
+        if batch.samples - taken >= (PART if taken else 1):
+            batch = part(mixed(batch), taken, batch.samples) if taken else batch
             yield batch.inputs, batch.target
+
+
+def mixed(batch: Batch) -> Batch:
+    """Return a batch with its samples in an order of which each part is spread over it, however they are sorted.
+
+    They come by the fractions of their places times the golden ratio. Those within a range are spread over all places,
+    and over each so-many-th of them too, where even steps could fall on one class of several that take turns (Knuth,
+    "The Art of Computer Programming", volume 3, section 6.4, theorem S).
+    """
+    order = (torch.arange(batch.samples, device="cpu") * GOLDEN % 2**32).argsort()
+    return picked(batch, lambda tensor: tensor[order.to(tensor.device)])
 
 
 def _at(data: Any, seed: int, places: Iterable[int]) -> Iterator[tuple[int, Batch]]:

@@ -62,11 +62,14 @@ class Calibration:
     @property
     def told(self) -> str:
         """Which batches were taken."""
+        batches = f"{self.taken} batch{'es' * (self.taken != 1)}"
         if listed.is_list(self.loader):
             apart = f", none of the {len(self.but)} that judge" if self.but else ""
-            return f"{self.taken} batch{'es' * (self.taken != 1)} spread over the list{apart}"
-        first = f"behind the first {self.behind}, which judge" if self.behind else "the first ones"
-        return f"{self.taken} batches of the loader, {first}"
+            return f"{batches} spread over the list{apart}"
+        first = (
+            f"behind the first {self.behind}, which judge" if self.behind else f"the first one{'s' * (self.taken != 1)}"
+        )
+        return f"{batches} of the loader, {first}"
 
     @classmethod
     def of(cls, plan: Plan) -> Calibration:
