@@ -57,9 +57,21 @@ def test_what_hides_by_infinity_is_meant_and_numbers_are_those_of_the_data() -> 
     for inputs in ((scores, hidden), {"x": scores, "attention_mask": hidden + 1}, {"x": scores, "hide": hidden}):
         assert not_finite([Batch(inputs)]) is None
     assert not_finite([Batch((scores, hidden + 1))]) is not None and not_finite([Batch(hidden)]) is not None
+    least = torch.full((4, 4), torch.finfo(torch.float32).min).triu(1) + hidden.tril(-1)
+    assert not_finite([Batch((scores, hidden + least))]) is None
     taken = take(nn.Linear(4, 4), [torch.randn(8, 4) for _ in range(64)], 32)
     assert [batch.number for batch in taken] == [1, 17, 33, 49]
     assert take(nn.Linear(4, 4), torch.randn(8, 4), 4)[0].number == 1
+
+
+@pytest.mark.parametrize("name", ["unmasked_pixels", "masked", "x"])
+def test_logarithms_and_words_around_mask_are_no_masks(name: str) -> None:
+    x, shares = torch.randn(4, 8), spoilt(float("-inf"), 4, 8).log_softmax(1)
+    for inputs in ((x, shares), {"pixels": x, name: shares}, {name: shares}):
+        error = not_finite([Batch(inputs)])
+        assert error is not None and "1 value that is infinity" in str(error)
+    for mask in ("mask", "masks", "attention_mask", "mask_of_tokens", "attentionMask", "src_key_padding_mask"):
+        assert not_finite([Batch({mask: shares})]) is None
 
 
 def test_data_that_are_finite_are_not_blamed() -> None:

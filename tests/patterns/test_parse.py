@@ -27,7 +27,7 @@ def test_what_is_no_pattern_is_refused(text: str) -> None:
 
 
 def test_dense_groups_may_stand_behind_spaces_and_the_nearest_is_named() -> None:
-    assert parse("2:4 + 25%") is parse("2:4+25%") is parse(" 2:4+ 25% ")
+    assert parse("2:4\t+\n25%") is parse("2:4 + 25%") is parse("2:4+25%") is parse(" 2:4+ 25% ")
     for text, near in (("2:4+25", "2:4+25%"), ("2: 4+25 %", "2:4+25%"), ("2:4+12.5", "2:4+12.5%")):
         with pytest.raises(
             PatternError, match=rf'not a sparsity pattern[\s\S]*did you mean "{near}"\?'.replace("+", "[+]")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from twofour.calibration.batches import Batch, named_leaves
 from twofour.errors import DataError
+
+_MASK = re.compile(r"(?:(?<![A-Za-z])m|M)asks?(?![a-z])")
+"""The word in a name: `attention_mask` and `attentionMask`, not `unmasked_pixels`."""
 
 
 def not_finite(batches: Sequence[Batch]) -> DataError | None:
@@ -38,5 +43,11 @@ def not_finite(batches: Sequence[Batch]) -> DataError | None:
 
 
 def _hides(name: str, leaf: Tensor, *, first: bool) -> bool:
-    """Whether -infinity in an input may stand for what is hidden: in a mask by its name, or that is added to scores."""
-    return "mask" in name or not (first or bool((leaf > 0).any()))
+    """Whether -infinity in an input stands for what is hidden: in a mask by its name, or by its values.
+
+    What is added to scores is 0, -infinity or the least number of its type; logarithms of shares or of spectra, which
+    are below 0 too, have other values. The first input is none.
+    """
+    if _MASK.search(name):
+        return True
+    return not first and bool(((leaf == 0) | (leaf <= torch.finfo(leaf.dtype).min)).all())

@@ -30,7 +30,7 @@ _KINDS: dict[str, Callable[..., Pattern]] = {
 
 
 def parse(pattern: str | Pattern) -> Pattern:
-    """Turn the text of a pattern into a `Pattern`, spaces around it and its "+" left out; a `Pattern` is returned.
+    """Turn the text of a pattern into a `Pattern`, white space around it and its "+" left out; a `Pattern` is returned.
 
     Example:
         >>> parse("2:4").density
@@ -43,7 +43,7 @@ def parse(pattern: str | Pattern) -> Pattern:
         case Pattern():
             return pattern
         case str():
-            return _parse(re.sub(r" *\+ *", "+", pattern.strip()))
+            return _parse(re.sub(r"\s*\+\s*", "+", pattern.strip()))
         case _:
             raise PatternError(
                 "a pattern must be text or a Pattern",
