@@ -103,16 +103,17 @@ def prune(
             scheme is attached to it, or the data reach no layer.
         DataError: The data cannot be used, or the model does not run on them.
         PatternError: A pattern does not parse, or a weight holds NaN or infinity.
-        RecipeError: A rule or option is malformed, planned, or matches no layer; data or a loss are missing.
+        RecipeError: A rule or option is malformed, planned, or matches no layer; data or a loss are missing, or
+            the dense model that `reconstruct=True` follows: all weights obey their patterns already.
         PermutationError: The model cannot be traced, or its outputs changed with the order of its channels.
     """
-    model = _dense(model, permute, simplify, example, data)
+    model = _dense(model, permute, simplify, example, data, samples=samples, reconstruct=reconstruct)
     unnamed = criterion in (None, criteria.AUTO) and not isinstance(pattern, Recipe)
     recipe = _recipe(pattern, criterion, data, skip=skip, eligibility=eligibility)
     criteria.require_given(recipe.criterion, data, loss)
     assignment, settled = _assigned(model, recipe, permute)
     if not assignment.weights:
-        return _left(model, assignment, settled)
+        return _left(model, assignment, settled, reconstruct)
     asked = False if reconstruct is None and not (unnamed and data is not None) else reconstruct
     wanted = partial(criteria.wanted, criterion=recipe.criterion, cheap=asked is not False)
     data = _taken(model, assignment, wanted if samples is None else samples, data, loss)
@@ -153,11 +154,11 @@ def _assigned(model: nn.Module, recipe: Recipe, permute: bool) -> tuple[Assignme
     return assignment.but(settled), settled
 
 
-def _left(model: nn.Module, assignment: Assignment, settled: Sequence[Choice]) -> nn.Module:
-    """Mask a model that obeys its patterns already; its values stay and nothing runs."""
-    _attach(model, settled, None, solved := Solved())
-    model.__dict__[_REPORT] = None
-    return _told(model, assignment, solved)
+def _left(model: nn.Module, assignment: Assignment, settled: Sequence[Choice], reconstruct: bool | None) -> nn.Module:
+    """Mask a model that obeys its patterns already; its values and reports stay, and nothing runs."""
+    reconstruction.require_dense(reconstruct, len(settled))
+    masks.attach_all([(choice.weight, choice.keep, choice.pattern) for choice in settled])
+    return _told(model, assignment, Solved(settled=settled))
 
 
 def _told(model: nn.Module, assignment: Assignment, solved: Solved) -> nn.Module:
@@ -167,9 +168,11 @@ def _told(model: nn.Module, assignment: Assignment, solved: Solved) -> nn.Module
     return model
 
 
-def _dense(model: nn.Module, permute: bool, simplify: bool, example: Any, data: Any) -> nn.Module:
-    """Return the model to prune, simplified where that is asked for; refuse what cannot be pruned."""
+def _dense(model: nn.Module, permute: bool, simplify: bool, example: Any, data: Any, **options: Any) -> nn.Module:
+    """Return the model to prune, simplified where that is asked for; refuse what cannot be pruned, or pruned so."""
     _require_dense(model)
+    calibration.require_usable(() if data is None else data, options["samples"])
+    reconstruction.require_asked(options["reconstruct"])
     _require_example(permute, simplify, example, data)
     return simplification.simplify(model, example) if simplify else model
 
@@ -205,7 +208,7 @@ def outcomes(model: nn.Module) -> tuple[Outcome, ...]:
 
 
 def permutation_report(model: nn.Module) -> permutation.Report | None:
-    """Return what `permute=True` won in the last `prune` of this model, None where it was not asked for.
+    """Return what `permute=True` won in the last `prune` of this model that changed it, or None.
 
     Raises:
         LayerError: `model` is no module.
@@ -215,7 +218,7 @@ def permutation_report(model: nn.Module) -> permutation.Report | None:
 
 
 def reconstruction_report(model: nn.Module) -> reconstruction.Report | None:
-    """Return what reconstruction won in the last `prune` of this model, None where there was none.
+    """Return what reconstruction won in the last `prune` of this model that changed it, or None.
 
     Raises:
         LayerError: `model` is no module.
@@ -226,7 +229,7 @@ def reconstruction_report(model: nn.Module) -> reconstruction.Report | None:
 
 def hand_on(pruned: nn.Module, model: nn.Module) -> None:
     """Tell of a model what is told of a `pruned` copy, whose values and masks it has now."""
-    model.__dict__.update({name: pruned.__dict__[name] for name in (_OUTCOMES, _REPORT, _RECONSTRUCTED)})
+    model.__dict__.update({name: pruned.__dict__.get(name) for name in (_OUTCOMES, _REPORT, _RECONSTRUCTED)})
 
 
 @contextmanager

@@ -111,6 +111,14 @@ def test_the_report_counts_what_is_in_the_files(tmp_path: Path):
     assert json.loads(json.dumps(content)) is not None
 
 
+def test_a_weight_of_zeros_alone_is_none_that_was_pruned_before(tmp_path: Path):
+    once = twofour.prune(nn.Linear(32, 32), criterion="magnitude").weight.detach()
+    save_file({"old.weight": once, "zero.weight": torch.zeros(32, 32)}, tmp_path / "w.safetensors")
+    plan = streaming.plan_file(Checkpoint.open(tmp_path / "w.safetensors"), Recipe.parse("2:4"), [("*", 1)])
+    report = streaming.prune(plan, tmp_path / "out")
+    assert report.settled == ("old.weight",)
+
+
 def test_a_bad_value_is_named_in_the_whole_weights_coordinates(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(parts, "PART", 64)
     weight = torch.randn(64, 32)

@@ -1,6 +1,6 @@
 """What calibration data say about each weight's inputs: a streaming pass, block by block where there are blocks."""
 
-from twofour.calibration.batches import Batch, part, pieces, read, take, to_device
+from twofour.calibration.batches import Batch, part, pieces, read, require_usable, take, to_device
 from twofour.calibration.enough import Enough
 from twofour.calibration.finite import not_finite
 from twofour.calibration.gradients import gradients
@@ -28,6 +28,7 @@ __all__ = [
     "part",
     "pieces",
     "read",
+    "require_usable",
     "take",
     "to_device",
 ]

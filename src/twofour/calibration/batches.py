@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from twofour.calibration.words import TOKENISE, conversion, described, shapes
 from twofour.calls import PAIRS, takes
 from twofour.errors import DataError, integer_from
 
@@ -23,12 +23,6 @@ _BY_SAMPLE = (*_COUNTING, *_PADDING, "input_ids", "token_type_ids", "position_id
 """Names of tensors that are (samples, tokens) where they have two axes; `labels` count samples in any case."""
 LABELS = "labels"
 """Name of the targets among keyword arguments, as transformers' collators give them and its models take them."""
-
-TOKENISE = (
-    'tokenise sentences, [tokenizer(sentences, padding=True, return_tensors="pt")], or TwoFourConfig(data=sentences), '
-    "which does it"
-)
-"""What becomes of text."""
 
 
 @dataclass(frozen=True)
@@ -138,9 +132,7 @@ def take(
         DataError: There is no batch, one without samples or that is no tensor, tuple, dict or pair of them, or one that
             could be read as a pair as well as two arguments.
     """
-    remedy = "leave it out to use 128, as SparseGPT and Wanda do"
-    if not callable(samples):
-        integer_from(1, "`samples` cannot be used", DataError, remedy, samples=samples)
+    require_usable(data, None if callable(samples) else samples)
     found: dict[int, Batch] = {}
     have = wanted = spare = rest = 0
     for number, item in _spread(data):
@@ -232,6 +224,24 @@ def _unused(data: Any, taken: int, last: int, cut: int) -> str:
     return " and ".join(parts)
 
 
+def require_usable(data: Any, samples: int | None = None) -> None:
+    """Refuse data that cannot be walked, and a number of samples below 1, before anything looks at the data.
+
+    Raises:
+        DataError: They are no iterable, or the number is none.
+    """
+    if samples is not None:
+        remedy = "leave it out to use 128, as SparseGPT and Wanda do"
+        integer_from(1, "`samples` cannot be used", DataError, remedy, samples=samples)
+    if isinstance(data, str) or not isinstance(data, Iterable | Batch):
+        raise DataError(
+            "the calibration data cannot be used",
+            got=described(data),
+            wanted=f"an iterable of {PAIRS}",
+            remedy=TOKENISE if isinstance(data, str) else "a DataLoader, a list of batches, or one batch as a tensor",
+        )
+
+
 def items(data: Any) -> Iterator[Any]:
     """Yield the items of data; a tensor, a dict or a `Batch` is the only one.
 
@@ -240,13 +250,7 @@ def items(data: Any) -> Iterator[Any]:
     """
     if isinstance(data, Tensor | Mapping | Batch):
         return iter((data,))
-    if isinstance(data, str) or not isinstance(data, Iterable):
-        raise DataError(
-            "the calibration data cannot be used",
-            got=_describe(data),
-            wanted=f"an iterable of {PAIRS}",
-            remedy=TOKENISE if isinstance(data, str) else "a DataLoader, a list of batches, or one batch as a tensor",
-        )
+    require_usable(data)
     return iter(data)
 
 
@@ -297,7 +301,7 @@ def _parted(model: nn.Module, item: Any, paired: bool) -> Batch:
             return Batch(first)
         raise DataError(
             "a batch of the calibration data could be a pair (input, target) as well as two arguments",
-            got=f"a tuple of ({_describe(first)}, {type(second).__name__}), and a forward that takes either",
+            got=f"a tuple of ({described(first)}, {type(second).__name__}), and a forward that takes either",
             wanted="one reading",
             remedy="twofour.calibration.Batch(inputs, target), or a dict of keyword arguments",
         )
@@ -326,31 +330,20 @@ def _warn_of_mask(model: nn.Module, pair: Batch) -> None:
         )
 
 
-def _conversion(item: Any) -> str:
-    """Say how what holds no tensor becomes a batch."""
-    match item:
-        case str() | [str(), *_]:
-            return TOKENISE
-        case Mapping() if item:
-            return 'convert its values, for instance by torch.as_tensor; return_tensors="pt" has a tokenizer do it'
-        case _:
-            return "convert it, for instance by torch.as_tensor"
-
-
 def _require_samples(inputs: Any, item: Any, number: int) -> int:
     """Return how many samples a batch holds, at least 1."""
     size = _size(inputs)
     if size is None:
         raise DataError(
             "a batch of the calibration data holds no tensor",
-            got=_describe(item),
+            got=described(item),
             wanted=PAIRS,
-            remedy=_conversion(item),
+            remedy=conversion(item),
         )
     if size == 0:
         raise DataError(
             "a batch of the calibration data holds no samples",
-            got=f"batch {number}: {_shapes(inputs)}",
+            got=f"batch {number}: {shapes(inputs)}",
             wanted="at least one sample along the leading axis",
             remedy="look at what the data are read from: a filter or a split may have left nothing",
         )
@@ -382,13 +375,3 @@ def _by_sample(name: str, tensor: Tensor) -> bool:
 
 def _is_whole(tensor: Tensor) -> bool:
     return not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype != torch.bool
-
-
-def _shapes(value: Any) -> str:
-    shapes = [str(tuple(leaf.shape)) for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
-    return f"shape {', '.join(shapes)}"
-
-
-def _describe(value: Any) -> str:
-    size = f" of {len(value)}" if isinstance(value, tuple | list | dict | str) else ""
-    return f"{type(value).__name__}{size}"

@@ -30,6 +30,7 @@ def settled(
     """Return the masks of the weights whose values can stay all as they are, each with an outcome that says so.
 
     A weight keeps the mask that it carries of the same pattern; else zeros fill the mask up, the lowest index first.
+    One of zeros alone that carries none was made so (adapters, heads), not pruned: its mask is the criterion's.
 
     Args:
         weights: What to prune, and the pattern of each.
@@ -52,7 +53,8 @@ def _mask(weight: PrunableWeight, pattern: Pattern, carried: tuple[Pattern, Tens
     whole = full_tensor(weight.parameter.detach())
     values = weight.reduction_last(whole)
     try:
-        if not is_finite(whole) or not pattern.check(values).ok:
+        made = carried is None and not bool(whole.any())
+        if made or not is_finite(whole) or not pattern.check(values).ok:
             return None
     except PatternError:  # the criterion says what is wrong with it
         return None

@@ -96,15 +96,9 @@ def prepared(
         RecipeError: There are no data.
         DataError: No sample can be held back, the model answers with no tensor of one axis or more, or does not run.
     """
+    require_asked(asked)
     if asked is False:
         return None
-    if asked is not True and asked is not None:
-        raise RecipeError(
-            "`reconstruct` is neither True nor False",
-            got=repr(asked),
-            wanted="True, False, or None: where there are data and nobody names a criterion",
-            remedy="leave it out",
-        )
     try:
         used, held = _held(model, batches)
     except TwofourError as error:
@@ -125,6 +119,36 @@ def prepared(
             return None
 
     return run
+
+
+def require_asked(asked: object) -> None:
+    """Refuse what `reconstruct` cannot be.
+
+    Raises:
+        RecipeError: It is neither True, False nor None.
+    """
+    if asked is not None and not isinstance(asked, bool):
+        raise RecipeError(
+            "`reconstruct` is neither True nor False",
+            got=repr(asked),
+            wanted="True, False, or None: where there are data and nobody names a criterion",
+            remedy="leave it out",
+        )
+
+
+def require_dense(asked: bool | None, settled: int) -> None:
+    """Refuse to reconstruct a model of which all weights, `settled` of them, were pruned before.
+
+    Raises:
+        RecipeError: Reconstruction is asked for.
+    """
+    if asked:
+        raise RecipeError(
+            "there is nothing to reconstruct by: kept values follow the dense model's answers, and it is gone",
+            got=f"reconstruct=True for a model whose weights ({settled}) obey their patterns already",
+            wanted="a dense model",
+            remedy="leave `reconstruct` out; to start anew call twofour.masks.detach(model) and load the dense weights",
+        )
 
 
 def _held(model: nn.Module, batches: Sequence[Batch] | None) -> tuple[list[Batch], Held]:

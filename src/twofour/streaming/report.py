@@ -26,8 +26,8 @@ class Report:
 
     @property
     def settled(self) -> tuple[str, ...]:
-        """Names of the weights that obeyed their patterns before: nothing of them was taken away."""
-        return tuple(outcome.name for outcome in self.layers if outcome.kept == 1)
+        """Names of the weights that obeyed their patterns before: nothing was taken away, and not all is zero."""
+        return tuple(outcome.name for outcome in self.layers if outcome.kept == 1 > outcome.zeros)
 
     @property
     def summary(self) -> str:
