@@ -66,7 +66,9 @@ class ResNet18(nn.Module):
 
 
 class OnDevice(Cifar10):
-    """The task's images on the device, augmented there."""
+    """The task's images on the device, augmented there, for a net that is trained from nothing."""
+
+    border, rewound = "mean", False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -34,3 +34,14 @@ def test_repetitions_have_the_border_and_the_rate_that_they_say():
         optimizer.step()
         schedule.step()
         assert optimizer.param_groups[0]["lr"] == 0.001
+
+
+def test_the_training_on_a_gpu_says_the_border_that_its_crops_have():
+    from gpu_training import OnDevice
+
+    class Ones(OnDevice):
+        train = test = torch.full((64, 3, 32, 32), 9.0), torch.zeros(64, dtype=torch.long)
+
+    images, _ = Ones(torch.device("cpu"))._augmented(torch.arange(64))
+    assert OnDevice.border == "mean" and not OnDevice.rewound
+    assert (images == 0).any() and ((images == 0) | (images == 9)).all()

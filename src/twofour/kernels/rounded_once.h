@@ -1,4 +1,5 @@
-// A multiply-add of the same bits in every instruction set. Included once per set; everything has internal linkage.
+// A multiply-add rounded once, the same bits in every instruction set but once in some 2^29 times, as the function says.
+// Included once per set; everything has internal linkage.
 #pragma once
 
 #include "native/compiler.h"

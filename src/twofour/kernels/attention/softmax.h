@@ -28,7 +28,7 @@ float masked(const Attention& a, int64_t offset, int64_t seen, float* scores) {
     if (a.mask_kind == AttentionMask::add) {
       // A finite mask near -FLT_MAX overflows in units of ln 2; the bound is NaN where the mask is infinite, and the
       // second operand of a maximum with NaN is the answer: true infinities stay. Rounded once, since int8 has the same
-      // bits in every set.
+      // bits in every set, but for what rounded_once.h says of sets without such an instruction.
       const reg mask = V::load_partial(static_cast<const float*>(a.mask) + offset + j, left);
       s = V::max(V::fma(mask, V::zero(), V::all(-__FLT_MAX__)), rounded_once<V>(mask, V::all(kLog2E), s));
     } else if (a.mask_kind == AttentionMask::keep) {
