@@ -93,8 +93,8 @@ def test_bits_writes_records_and_a_table(tmp_path: Path):
 
 @pytest.mark.long
 def test_nets_of_low_bits_are_held_to_whole_numbers_and_set_beside_openvino(tmp_path: Path):
-    pytest.importorskip("openvino")
-    pytest.importorskip("nncf")
+    pytest.importorskip("openvino", reason="needs the extra [peers]")
+    pytest.importorskip("nncf", reason="needs the extra [peers]")
     out = tmp_path / "r.json"
     words = ("bits-nets", "--nets", "vgg", "--widths", "w1a2", "--batch", "1", "--seconds", "0.05", "--json", str(out))
     done = suite(*words)

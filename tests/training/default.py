@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.training.small import dense_model, noisy_loader, recipe
+from twofour import pruning
 from twofour.training import finetune, train
 
 QUICK = {"reconstruct": False, "permute": False}
@@ -33,6 +34,19 @@ def quick(model, loader=None, **changes):
     given = {"loss": F.cross_entropy, "optimizer": optimizer, "epochs": 2, "progress": False, "prune": QUICK}
     given["control"] = None
     return finetune(model, noisy_loader() if loader is None else loader, **{**given, **changes})
+
+
+def data_of_prune(monkeypatch):
+    """Return a list that gets what each call of `prune` is given as data, until the patch is taken back."""
+    seen, real = [], pruning.prune
+
+    @functools.wraps(real)
+    def prune(model, *given, data, **options):
+        seen.append(list(data))
+        return real(model, *given, data=seen[-1], **options)
+
+    monkeypatch.setattr(pruning, "prune", prune)
+    return seen
 
 
 def stopping(at):

@@ -1,7 +1,6 @@
 """`finetune` given a dense model and little else: pruned, trained, and what is refused or told."""
 
 import copy
-import functools
 import logging
 
 import pytest
@@ -10,10 +9,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from tests.training.default import QUICK, quick, trained
+from tests.training.default import QUICK, data_of_prune, quick, trained
 from tests.training.small import Noisy, accuracy, noisy_loader, pair_of_models, recipe
 from tests.turns import in_turn
-from twofour import masks, pruning
+from twofour import masks
 from twofour.errors import LayerError, TrainingError
 from twofour.training import defaults, finetune
 from twofour.training.batches import epoch_batches
@@ -54,14 +53,7 @@ def test_what_is_pruned_by_the_weights_alone_is_not_said_to_be_calibrated():
 
 @pytest.mark.parametrize("rows, behind", [(400, 16), (256, 16), (248, 0)])
 def test_what_judges_does_not_calibrate_where_there_is_enough_beside_it(rows, behind, monkeypatch):
-    seen, real = [], pruning.prune
-
-    @functools.wraps(real)
-    def prune(model, *given, data, **options):
-        seen.append(list(data))
-        return real(model, *given, data=seen[-1], **options)
-
-    monkeypatch.setattr(pruning, "prune", prune)
+    seen = data_of_prune(monkeypatch)
     loader = DataLoader(Noisy(rows), 8, shuffle=True)
     result = quick(trained(), loader, control="auto", epochs=1)
     whole = list(epoch_batches(loader, 0, 0))

@@ -1,6 +1,5 @@
 """A list of batches in place of a loader: what judges and what calibrates is spread over it, and nothing does both."""
 
-import functools
 import random
 from typing import Any
 
@@ -10,10 +9,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from tests.training.default import quick, trained
+from tests.training.default import data_of_prune, quick, trained
 from tests.training.small import CLASSES, Noisy, dense_model
 from tests.turns import in_turn
-from twofour import pruning
 from twofour.calibration import Batch
 from twofour.errors import TrainingError
 from twofour.training import finetune, judge, listed, rates, warm_start
@@ -53,15 +51,7 @@ def rows_of(batches):
 @pytest.fixture
 def calibrated(monkeypatch):
     """What each call of `prune` was given as data, to the last."""
-    seen, real = [], pruning.prune
-
-    @functools.wraps(real)
-    def prune(model, *given, data, **options):
-        seen.append(list(data))
-        return real(model, *given, data=seen[-1], **options)
-
-    monkeypatch.setattr(pruning, "prune", prune)
-    return seen
+    return data_of_prune(monkeypatch)
 
 
 @in_turn("kind", [list, tuple, Placed])

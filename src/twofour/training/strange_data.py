@@ -29,8 +29,8 @@ MOST = 256
 """Samples that are looked at, but for the rest of a batch; fewer tell too little of a variance."""
 WORSE, OFF, LEAST = 0.5, 0.2, 0.01
 """Rise of the loss relative to what it was, change of a norm's variances relative to those that it knew, and rise of
-the loss itself, from which on, all together, the data are told: on the data that ResNet-20 knows nothing, 0.02 and
-nothing, on the others three times, 0.26 and 0.1."""
+the loss itself, from which on, all together, the data are told. Of 256 crops of CIFAR-10 ResNet-20 has 0.9, 0.05 and
+0.009 with the border that it knows, and 3.9, 0.33 and 0.12 with the other."""
 
 
 def told(model: nn.Module, plan: Plan) -> tuple[str, ...]:
